@@ -6,14 +6,20 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache, partial
-from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationInfo, with_config
 from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from selfplay.config.plugins import PLUGINS, NoOptions, check_name, has_options, options_class
+from selfplay.config.plugins import (
+    PLUGINS,
+    NoOptions,
+    at_path,
+    check_name,
+    has_options,
+    options_class,
+)
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
@@ -53,8 +59,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def section_class(name: str) -> Any:
     """The class of the settings of a section."""
-    module, _, last = _CLASSES[name].partition(":")
-    return getattr(import_module(module), last)
+    return at_path(_CLASSES[name])
 
 
 def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo) -> dict[str, Any]:

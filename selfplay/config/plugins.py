@@ -35,7 +35,7 @@ class Plugin:
     what: str = "a function"
     called: str = ""
     typed: bool = False  # whether it declares the section's `options` as settings
-    options: str = ""  # the module whose `OPTIONS` has the built-in ones' settings by name
+    options: str = ""  # the module whose `OPTIONS` has the built-in ones' classes or their paths
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
@@ -243,8 +243,15 @@ class NoOptions:
 def options_class(key: str, name: str, default: Any = NoOptions) -> Any:
     """The class of the settings of a key's value. Raises ValueError for an invalid name."""
     if check_name(key, name) in PLUGINS[key].built_in:
-        return import_module(PLUGINS[key].options).OPTIONS[name]
+        found = import_module(PLUGINS[key].options).OPTIONS[name]
+        return at_path(found) if isinstance(found, str) else found
     return getattr(function_of(key, name), "Options", default)
+
+
+def at_path(path: str) -> Any:
+    """What a path of the form module:name names in this package."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def has_options(key: str, name: str) -> bool:

@@ -56,11 +56,11 @@ from selfplay.engines.base import (
     Sampling,
     run_all,
 )
-from selfplay.engines.options import VLLMOptions
 from selfplay.engines.sglang import buckets, launch, processes
 from selfplay.engines.sglang import weights as sending
 from selfplay.engines.weights import Bucket, Compared, Weights, why_merged
 from selfplay.errors import EngineFault, EngineLost, SettingsError
+from selfplay.extras.vllm_options import VLLMOptions
 from selfplay.model.policy import DTYPES
 from selfplay.model.stored import check_tensors
 
@@ -183,7 +183,7 @@ class VLLMEngine(Engine):
     @classmethod
     def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
         """`engine.mem_fraction` of each, as `SGLangEngine.parted` divides it."""
-        return [*launch.parted([each for each in engines if isinstance(each, VLLMOptions)])]
+        return launch.parted(engines)
 
     @classmethod
     def start(
@@ -201,7 +201,6 @@ class VLLMEngine(Engine):
         if world.device.type == "cuda" and "kv_cache_memory_bytes" not in chosen.server_args:
             tokens = launch.partner_tokens(
                 chosen,
-                chosen.mem_fraction,
                 folder,
                 launch.expected_parameters(folder),
                 gpu=world.local_rank,

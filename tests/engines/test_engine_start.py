@@ -15,7 +15,7 @@ import torch
 
 from selfplay.config import load_config
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.options import ChosenEngine, HFOptions, VLLMOptions
+from selfplay.engines.options import ChosenEngine, HFOptions
 from selfplay.engines.sglang import launch
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.fast import early
@@ -25,6 +25,7 @@ from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
 from selfplay.extras import vllm
 from selfplay.extras.vllm import VLLMEngine
+from selfplay.extras.vllm_options import VLLMOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay.engines.base import Request
-from selfplay.engines.options import VLLMOptions
 from selfplay.engines.weights import Weights
 from selfplay.errors import EngineFault
 from selfplay.extras.vllm import VLLMEngine, installed
+from selfplay.extras.vllm_options import VLLMOptions
 from tests.gpu import small
 
 pytestmark = pytest.mark.skipif(installed() is None, reason="needs vLLM")

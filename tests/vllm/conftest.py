@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from selfplay.engines.options import VLLMOptions
 from selfplay.engines.weights import Weights
 from selfplay.extras.vllm import VLLMEngine, installed
+from selfplay.extras.vllm_options import VLLMOptions
 from tests.vllm import tiny
 
 pytest.register_assert_rewrite(

@@ -10,9 +10,9 @@ import pytest
 
 from selfplay.engines.base import GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.options import VLLMOptions
 from selfplay.errors import SettingsError
 from selfplay.extras.vllm import VLLMEngine
+from selfplay.extras.vllm_options import VLLMOptions
 from selfplay.preflight.run import check_machine
 from tests.helpers.engine_claims import *  # noqa: F403
 

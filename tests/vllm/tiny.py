@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from selfplay.engines.options import VLLMOptions
 from selfplay.extras.vllm import VLLMEngine
+from selfplay.extras.vllm_options import VLLMOptions
 from tests.sglang import tiny
 
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}

@@ -158,7 +158,7 @@ class SGLangEngine(Engine):
     def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
         """`engine.mem_fraction` of each, divided by their number if their sum is above 0.95, as a
         share of the memory that the earlier ones leave."""
-        return [*launch.parted([each for each in engines if isinstance(each, SGLangOptions)])]
+        return launch.parted(engines)
 
     @classmethod
     def start(

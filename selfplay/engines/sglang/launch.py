@@ -24,19 +24,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from dialop.specs import nearest
 from dialop.workers import without_main
-from selfplay.config import EngineConfig
-from selfplay.engines.options import ChosenEngine, SGLangOptions, VLLMOptions
+from selfplay.engines.options import ChosenEngine, SGLangOptions
 from selfplay.engines.sglang import buckets, processes
 from selfplay.engines.sglang.fast import early
 from selfplay.errors import SettingsError
-
-T = TypeVar("T", bound="SGLangOptions | VLLMOptions")
 
 # Blocks of ports, one per engine: a port that reserves the block, and one for each of up to 16
 # processes.
@@ -256,20 +253,15 @@ def room_of(
     return min(share, taken / config.tp_size)
 
 
-def of_free(fractions: Sequence[float]) -> list[float]:
-    """Fractions of a GPU's free memory, taken one after the other, each as a fraction of what the
-    earlier ones leave."""
-    left = [1.0 - taken for taken in accumulate(fractions, initial=0.0)]
-    return [each / rest for each, rest in zip(fractions, left, strict=False)]
-
-
-def parted(engines: Sequence[T]) -> list[T]:
-    """The settings of engines that share a GPU (`SGLangEngine.parted`), of SGLang or vLLM. Raises
-    SettingsError if one gets too little."""
+def parted(engines: Sequence[Any]) -> list[Any]:
+    """The settings of engines that share a GPU (`SGLangEngine.parted`), all with a `mem_fraction`.
+    Raises SettingsError if one gets too little."""
     fractions = [engine.mem_fraction for engine in engines]
     if sum(fractions) > 0.95:
         fractions = [fraction / len(engines) for fraction in fractions]
-    if min(parts := of_free(fractions)) < 0.05:
+    taken = accumulate(fractions, initial=0.0)  # by the earlier ones; a part is of what they leave
+    parts = [each / (1.0 - before) for each, before in zip(fractions, taken, strict=False)]
+    if min(parts) < 0.05:
         raise SettingsError(
             "engine.mem_fraction must leave at least 0.05 of the free GPU memory for each "
             f"policy, got {', '.join(f'{engine.mem_fraction:g}' for engine in engines)}"
@@ -294,20 +286,13 @@ def config_of_partner(
     if gpu is None or config.max_cache_tokens:
         return config
     tokens = partner_tokens(
-        config,
-        config.mem_fraction,
-        model_path,
-        parameters,
-        gpu=gpu,
-        itemsize=itemsize,
-        most=context,
+        config, model_path, parameters, gpu=gpu, itemsize=itemsize, most=context
     )
     return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of the free memory
 
 
 def partner_tokens(
-    config: EngineConfig,
-    mem_fraction: float,
+    config: Any,
     model_path: str,
     parameters: Mapping[str, torch.Size],
     *,
@@ -318,11 +303,12 @@ def partner_tokens(
     """The size in tokens of the cache of a frozen partner's engine.
 
     It holds transcripts of `most` tokens for all games at once, in at most a quarter of the
-    policy's share of the GPU. Raises SettingsError if it cannot hold one transcript.
+    policy's share of the GPU, by the `mem_fraction` of `config`. Raises SettingsError if it cannot
+    hold one transcript.
     """
     free, total = torch.cuda.mem_get_info(gpu)
     weights_bytes = bytes_of(parameters, itemsize) / config.tp_size
-    share_bytes = min(0.8 * free, weights_bytes + mem_fraction / 4 * total)
+    share_bytes = min(0.8 * free, weights_bytes + config.mem_fraction / 4 * total)
     fitting = fitting_tokens(
         share_bytes * config.tp_size, model_path, parameters, itemsize=itemsize
     )
