@@ -220,6 +220,19 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def of_policy(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A policy's part of a run's trainer state, as `Policy.state` of `step/run.py` made it; {} in
+    place of what the state does not have."""
+    # Before 2026-11-29 the only policy's state was not in `policies`, and `best` not in its
+    # method's; partners and opponents were not in it until 2026-11-30.
+    own: dict[str, Any] = state.get("policies", {"": state}).get(name, {})
+    older = {key: state[key] for key in ("partners", "opponents") if not name and key in state}
+    empty: dict[str, Any] = {
+        key: {} for key in ("baselines", "sync_check", "partners", "opponents")
+    }
+    return {**empty, "methods": {"BestGames": {"best": own.get("best", [])}}, **older, **own}
+
+
 def _check_record(path: Path) -> None:
     """Raise SettingsError if a file of held-out games does not hold rows."""
     try:

@@ -28,15 +28,15 @@ from selfplay.checkpoint import (
     damaged_saves,
     home_of,
     keep_newest,
+    of_policy,
     repair_folder,
     resume,
     state_of,
 )
-from selfplay.config import Config, EngineConfig
+from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
-from selfplay.engines.base import Engine, GameRunner
 from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
@@ -62,11 +62,11 @@ from selfplay.partners.partners import Partners
 from selfplay.partners.pool import check_members
 from selfplay.partners.router import Live
 from selfplay.policies.options import PolicyConfig
-from selfplay.policies.seats import policy_of_seat
-from selfplay.preflight.model import StartCheck, check_model
+from selfplay.policies.seats import cast_of, policy_of_seat, seats_of
+from selfplay.preflight.model import check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.preflight.seats import who_plays
-from selfplay.rollout.seating import Cast, Seated, pieces_of
+from selfplay.rollout.seating import pieces_of
 from selfplay.step.ending import push_all, saves_after
 from selfplay.step.run import Policy, Run
 from selfplay.warm_start.imitation import (
@@ -124,55 +124,48 @@ def set_up(
     # An absolute path, in case custom code changes the working directory.
     config = replace(config, out=str(folder))
     stream = cleanup.enter_context(closing(TrainStream(config)))
-    begun = [_Begun(name, config.of_policy(name), home, world) for name in config.policy_names]
-    for each, known in zip(begun, (checked, *[None] * len(begun)), strict=False):
-        each.check(known)
+    begun = [_Begun(name, config, home, world) for name in config.policy_names]
+    first, *others = begun
+    for each in begun:
+        each.check(checked if each is first else None)
     on_first_rank(home.make_ready, world)  # nothing is written to the folder before this
     for each in begun:
         each.make_weights()
     run_engines = engine_kind(config.engine.kind).parted([each.config.engine for each in begun])
     for each, engine in zip(begun, run_engines, strict=True):
         each.config = replace(each.config, engine=engine)
-    first, *others = begun
     if not config.policies:
         config = first.config
     for each in begun:
         each.add_partners(cleanup)
-    of_policy = {each.name: (each.weights, each.partners) for each in begun}
-    starts = [of_policy[name] for name in policy_of_seat(config)]
+    by_policy = {each.name: (each.weights, each.partners) for each in begun}
+    starts = [by_policy[name] for name in policy_of_seat(config)]
     eval_partners = fixed_partners(config.eval, config.game, config.rollout, starts=starts)
     for each in begun:  # all engines start before any learner takes memory
         each.start_engine(cleanup)
-    learners: list[Learner] = []
     for each in begun:
         each.put_to_sleep()
+    learners, offloads = list[Learner](), list[Offload]()
     for number, each in enumerate(begun):
         learners.append(each.make_learner(learners, begun[number + 1 :]))
-    offloads: list[Offload] = []
-    for learner in learners:
-        offloads.append(Offload(learner, config.parallel, offloads))
-    engines = {
-        each.name: SupervisedPolicy(
-            each.learner,
-            each.engine,
-            offload,
-            runner=None if each is not first else _router(first, others),
-            name=each.name,
-        )
-        for each, offload in zip(begun, offloads, strict=True)
-    }
-    engines[first.name].beside = [engines[each.name] for each in others]
+        offloads.append(Offload(learners[-1], config.parallel, offloads))
+    live = {each.name: Live(each.engine, each.rendering.stop_ids) for each in others}
+    router = first.partners.routed(first.engine, *(each.partners for each in others), live=live)
+    engines = [
+        SupervisedPolicy(each.learner, each.engine, offload, name=each.name)
+        for each, offload in zip(others, offloads[1:], strict=True)
+    ]
+    host = SupervisedPolicy(
+        first.learner, first.engine, offloads[0], runner=router, name=first.name, beside=engines
+    )
     cast = cast_of(config, {each.name: each.rendering for each in begun})
     evaluation = EvaluationContext(
-        config,
-        engines[first.name],
-        first.rendering,
-        world,
-        first.partners.held_out_partner(),
-        cast,
+        config, host, first.rendering, world, first.partners.held_out_partner(), cast
     )
     first_step, state = resume(folder, {each.name: each.learner for each in begun})
-    policies = [each.restored(state, engines[each.name]) for each in begun]
+    policies = [
+        each.restored(state, own) for each, own in zip(begun, (host, *engines), strict=True)
+    ]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
@@ -217,51 +210,15 @@ def set_up(
     )
 
 
-def cast_of(config: Config, renderings: Mapping[str, Rendering]) -> Cast:
-    """The policy of each seat, by the renderings of the policies; the first one's engine runs the
-    games."""
-    host = config.policy_names[0]
-    return [
-        Seated(name, renderings[name], "" if name == host else name)
-        for name in policy_of_seat(config)
-    ]
-
-
-def _router(first: _Begun, others: Sequence[_Begun]) -> GameRunner:
-    """The games' way to the engines of all policies and their partners."""
-    live = {each.name: Live(each.engine, each.rendering.stop_ids) for each in others}
-    return first.partners.routed(first.engine, *(each.partners for each in others), live=live)
-
-
-@dataclass(slots=True)
 class _Begun:
     """A policy at the start of a run; each method makes the next of its parts. Every rank must call
     each."""
 
-    name: str
-    config: Config
-    run: _RunFolder
-    world: World
-    rendering: Rendering = field(init=False)
-    tokenizer: PreTrainedTokenizerBase = field(init=False)
-    start_check: StartCheck = field(init=False)
-    weights: Path = field(init=False)
-    chosen: EngineConfig = field(init=False)
-    partners: Partners = field(init=False)
-    engine: Engine = field(init=False)
-    learner: Learner = field(init=False)
-    start_bound: float = field(init=False)
-
-    @property
-    def folder(self) -> Path:
-        """Where its tokenizer and its warm start are."""
-        return self.run.home_of(self.name, self.config)
-
-    @property
-    def seats(self) -> list[int]:
-        """Its seats, if there are several policies."""
-        owners = policy_of_seat(self.run.config) if self.name else ()
-        return [seat for seat, owner in enumerate(owners) if owner == self.name]
+    def __init__(self, name: str, of_run: Config, run: _RunFolder, world: World) -> None:
+        self.name, self.run, self.world = name, run, world
+        self.config, self.seats = of_run.of_policy(name), seats_of(of_run, name)
+        self.trains = of_run.policies.get(name, PolicyConfig()).trains
+        self.folder = run.home_of(name, self.config)  # of its tokenizer and its warm start
 
     def check(self, checked: Rendering | None) -> None:
         """Refuse settings, endpoints and models that cannot be used, before anything is written."""
@@ -294,7 +251,7 @@ class _Begun:
         self.weights = first_weights(
             config, folder, self.tokenizer, self.rendering, world, seats=own
         )
-        self.config, self.chosen = choose_engine(
+        self.config, _ = choose_engine(
             config,
             self.weights,
             world,
@@ -354,40 +311,31 @@ class _Begun:
 
     def restored(self, state: Mapping[str, Any], engine: SupervisedPolicy) -> Policy:
         """The policy as a checkpoint's trainer state has it."""
-        # Before 2026-11-29 a policy's state was not in `policies`, and `best` not in its method's;
-        # partners and opponents were not in it until 2026-11-30.
-        of_policy = state.get("policies", {"": state}).get(self.name, {})
-        of_methods = of_policy.get("methods", {"BestGames": {"best": of_policy.get("best", [])}})
-        for method in self.learner.methods:
-            method.restore(of_methods.get(type(method).__name__, {}))
-        older = {} if self.name else state
-        of_partners = of_policy.get("partners", older.get("partners", {}))
-        self.partners.restore(of_partners, self.learner, self.tokenizer)
-        opponents = make_opponents(
-            self.config, of_policy.get("opponents", older.get("opponents", {}))
-        )
+        own, config = of_policy(state, self.name), self.config
         sync_check = SyncCheck(
             self.learner,
             engine,
-            config=self.chosen,
+            config=config.engine,
             start_bound=self.start_bound,
-            optim=self.config.optim,
-            offloaded=self.config.parallel.offload == "all",
+            optim=config.optim,
+            offloaded=config.parallel.offload == "all",
         )
-        sync_check.restore(of_policy.get("sync_check", {}))
-        return Policy(
+        sync_check.restore(own["sync_check"])
+        policy = Policy(
             name=self.name,
-            config=self.config,
+            config=config,
             tokenizer=self.tokenizer,
             rendering=self.rendering,
             engine=engine,
-            baselines=of_policy.get("baselines", {}),
+            baselines={},
             learner=self.learner,
             sync_check=sync_check,
             partners=self.partners,
-            opponents=opponents,
-            settings=self.run.config.policies.get(self.name, PolicyConfig()),
+            opponents=make_opponents(config, {}),
+            trains=self.trains,
         )
+        policy.restore(own)
+        return policy
 
 
 @dataclass(slots=True)
@@ -419,9 +367,8 @@ class _RunFolder:
             return
         state = state_of(saved[-1])
         for name in self.config.policy_names:
-            own, config = state.get("policies", {}).get(name, {}), self.config.of_policy(name)
-            members = own.get("partners", state.get("partners", {})).get("pool", [])
-            check_members(self.path, members, name)
+            own, config = of_policy(state, name), self.config.of_policy(name)
+            check_members(self.path, own["partners"].get("pool", []), name)
             base = first_folder(config, self.home_of(name, config))
             if config.model.lora is not None and base.exists():
                 check_base(home_of(saved[-1], name) / "hf", base)

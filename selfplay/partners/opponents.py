@@ -18,6 +18,7 @@ from selfplay.config.plugins import function_of, own_call, plain_state
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
 from selfplay.errors import OwnFault
+from selfplay.policies.seats import games_beside
 from selfplay.rollout.episode import Episode
 
 KEY = "rollout.opponents"
@@ -146,13 +147,13 @@ def checked_shares(shares: Any, known: Sequence[str]) -> list[tuple[str, float]]
 
 
 def pass_results(
-    opponents: Opponents, step: int, episodes: Sequence[Episode], world: World
+    opponents: Opponents, step: int, episodes: Sequence[Episode], world: World, policy: str = ""
 ) -> None:
-    """Pass the results of all ranks' games to the opponents. Every rank must call.
+    """Pass the results of all ranks' games to the opponents of this policy. Every rank must call.
 
     Raises OwnFault, on every rank, if a custom class fails."""
     scores: dict[str, list[tuple[float, float]]] = {}
-    own = [(each.partner, both_scores(each)) for each in episodes]
+    own = [(each.partner, both_scores(each)) for each in games_beside(policy, episodes)]
     for partner, both in (each for rank in gather_objects(own, world) for each in rank):
         scores.setdefault(partner, []).append(both)
     results = {

@@ -36,8 +36,17 @@ from selfplay.partners.opponents import Opponents, drawn
 from selfplay.partners.pool import PolicyPool
 from selfplay.partners.router import EngineRouter, Live
 from selfplay.partners.updates import PartnerUpdates
+from selfplay.policies.seats import for_policy
 from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
+
+
+def shared_out(drawn: Sequence[list[tuple[Partner, float]]]) -> list[tuple[Partner, float]]:
+    """The partners drawn for each policy with their shares of the step's instances: each policy
+    that has partners gets an equal part of the instances."""
+    having = [own for own in drawn if any(partner.make_player for partner, _ in own)]
+    joined = [(partner, share / len(having)) for own in having for partner, share in own]
+    return joined or [(SELF_PLAY, 1.0)]
 
 
 class Partners:
@@ -63,6 +72,7 @@ class Partners:
     ) -> None:
         """`policy` is the name of the policy, if there are several, whose `seats` they play."""
         self._config, self._world = config, world
+        self._policy, self._seats = policy, seats
         self._frozen = FrozenPolicies(config, rendering, world)
         self._endpoints = Endpoints(config.endpoint, plays=world.replica.leads)
         has_pool = POOL in {spec.kind for spec in specs}
@@ -84,7 +94,8 @@ class Partners:
             every = self._partners
             if self._pool:
                 every = every | self._pool.load([name for name, _ in shares if name in members])
-            self._drawn = step, [(every[name], share) for name, share in shares]
+            own = [(for_policy(every[n], self._policy, self._seats), share) for n, share in shares]
+            self._drawn = step, own
         return self._drawn[1]
 
     def make_ready(self, specs: Sequence[Spec]) -> None:

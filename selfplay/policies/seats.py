@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dialop.specs import nearest
+from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode
-from selfplay.rollout.seating import SELF_PLAY, Cast, Partner
+from selfplay.rollout.seating import Cast, Partner, Seated
 
 
 def policy_of_seat(config: Config) -> tuple[str, ...]:
@@ -42,25 +43,26 @@ def policy_of_seat(config: Config) -> tuple[str, ...]:
     return tuple(names[0] for names in owners)
 
 
-def shared_out(
-    drawn: Mapping[str, list[tuple[Partner, float]]], cast: Cast
-) -> list[tuple[Partner, float]]:
-    """The partners drawn for each policy, by its name, with their shares of the step's instances.
+def seats_of(config: Config, name: str) -> list[int]:
+    """The seats of the policy `name` if there are several policies."""
+    return [s for s, owner in enumerate(policy_of_seat(config)) if name and owner == name]
 
-    Of several policies each that has partners gets an equal part of the instances, in which they
-    play its seats as NAME=PARTNER.
-    """
-    if "" in drawn:
-        return drawn[""]
-    joined = []
-    replaced = {name: own for name, own in drawn.items() if any(p.make_player for p, _ in own)}
-    for name, own in replaced.items():
-        seats = tuple(seat for seat, seated in enumerate(cast) if seated.name == name)
-        for partner, share in own:
-            if partner.make_player:
-                partner = replace(partner, name=f"{name}={partner.name}", seats=seats)
-            joined.append((partner, share / len(replaced)))
-    return joined or [(SELF_PLAY, 1.0)]
+
+def cast_of(config: Config, renderings: Mapping[str, Rendering]) -> Cast:
+    """The policy of each seat, by the renderings of the policies; the first one's engine runs the
+    games."""
+    host = config.policy_names[0]
+    return [
+        Seated(name, renderings[name], "" if name == host else name)
+        for name in policy_of_seat(config)
+    ]
+
+
+def for_policy(partner: Partner, policy: str, seats: Sequence[int]) -> Partner:
+    """The partner as it plays these seats of one of several policies, under NAME=PARTNER."""
+    if not policy or partner.make_player is None:
+        return partner
+    return replace(partner, name=f"{policy}={partner.name}", seats=tuple(seats))
 
 
 def games_beside(policy: str, episodes: Sequence[Episode]) -> Sequence[Episode]:

@@ -28,7 +28,7 @@ from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import checked_state, logged, mean_advantages
 from selfplay.metrics.step import add_up, step_metrics
 from selfplay.partners.opponents import pass_results
-from selfplay.policies.seats import games_beside, shared_out
+from selfplay.partners.partners import shared_out
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
@@ -61,8 +61,7 @@ def take_step(run: Run, step: int) -> Step:
         methods = run.policies[0].learner.methods
         rollout = after_play(run, step, rollout, methods, [*config.further_instances])
         for policy in run.policies:
-            own = games_beside(policy.name, rollout.episodes)
-            pass_results(policy.opponents, step, own, run.world)
+            pass_results(policy.opponents, step, rollout.episodes, run.world, policy.name)
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
         batch = credit(run, rollout)
@@ -104,8 +103,7 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, first = run.config, run.policies[0]
-    drawn = {one.name: one.partners.for_step(step, one.opponents) for one in run.policies}
-    partners = shared_out(drawn, run.cast)
+    partners = shared_out([one.partners.for_step(step, one.opponents) for one in run.policies])
     # `raise_on_all_ranks` waits for the last rank's games, so that time counts as play.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -203,7 +201,7 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
             with run.timed("sleep"):
                 policy.engine.onload()
                 run.policies[number - 1].engine.make_way()
-        if not policy.settings.trains(step):
+        if not policy.trains(step):
             updated.metrics.update(named({"num_trained_tokens": 0.0}, policy))
             continue
         watched = Watched(logged)

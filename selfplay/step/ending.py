@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any, TextIO, cast
 
 from selfplay.atomic import damage
-from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, resume
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, of_policy, resume
 from selfplay.config import Config
-from selfplay.config.plugins import plain_state
 from selfplay.distributed import on_first_rank, raise_on_all_ranks
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.monitors import GoBack
 from selfplay.metrics.run_folder import check_lock
-from selfplay.partners.opponents import opponents_state, restore_opponents
 from selfplay.step.run import Policy, Run
 
 
@@ -123,14 +121,8 @@ def begin_from(run: Run, best: int, num_done: int) -> OpenCheckpoint:
     learners = {policy.name: policy.learner for policy in run.policies}
     _, state = resume(run.folder, learners, step=best)
     for policy in run.policies:
-        own = state["policies"][policy.name]
-        for method in policy.learner.methods:
-            method.restore(own["methods"].get(type(method).__name__, {}))
-        policy.baselines.clear()
-        policy.baselines.update(own["baselines"])
-        pool = {"pool": own["partners"]["pool"]}
-        policy.partners.restore(pool, policy.learner, policy.tokenizer)
-        restore_opponents(policy.opponents, own["opponents"])
+        own = of_policy(state, policy.name)
+        policy.restore(own | {"partners": {"pool": own["partners"]["pool"]}})
     return save_learner(run, num_done)
 
 
@@ -153,20 +145,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
     Raises OwnFault, on every rank, for an invalid state of custom code."""
     with raise_on_all_ranks(run.world):
         return {
-            "policies": {policy.name: policy_state(policy) for policy in run.policies},
+            "policies": {policy.name: policy.state() for policy in run.policies},
             "num_lines": run.journal.num_lines,
             **({"overrides": run.overrides} if run.overrides else {}),
         } | {observer.key: observer.state() for observer in run.observers if observer.key}
-
-
-def policy_state(policy: Policy) -> dict[str, Any]:
-    """The part of the trainer state that belongs to one policy."""
-    methods = policy.learner.methods
-    states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
-    return {
-        "baselines": dict(policy.baselines),
-        "methods": {name: state for name, state in states.items() if state},
-        "sync_check": policy.sync_check.state(),
-        "partners": policy.partners.state(),
-        "opponents": opponents_state(policy.opponents),
-    }

@@ -5,9 +5,10 @@ Everything belongs to this rank unless noted otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,15 +16,15 @@ from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
+from selfplay.config.plugins import plain_state
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
 from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
-from selfplay.partners.opponents import Opponents
+from selfplay.partners.opponents import Opponents, opponents_state, restore_opponents
 from selfplay.partners.partners import Partners
-from selfplay.policies.options import PolicyConfig
 from selfplay.rollout.seating import Cast, Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck
@@ -32,8 +33,7 @@ from selfplay.weight_sync.sync_check import SyncCheck
 @dataclass(frozen=True, slots=True, repr=False)
 class Policy:
     """A policy in training, with its own parts of a run. A step goes through `Run.policies` in
-    order. `name` marks its samples, metrics and files: "" for a single policy. `settings` are its
-    own if there are several."""
+    order. `name` marks its samples, metrics and files: "" for a single policy."""
 
     name: str
     config: Config
@@ -45,7 +45,29 @@ class Policy:
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     partners: Partners  # who else plays its seats or with it, and its pool
     opponents: Opponents  # chooses the partners of a step
-    settings: PolicyConfig = field(default_factory=PolicyConfig)
+    trains: Callable[[int], bool]  # whether it does after so many steps, or rests
+
+    def state(self) -> dict[str, Any]:
+        """Its part of the trainer state besides the learner's, as plain values. Raises OwnFault for
+        an invalid state of custom code."""
+        methods = self.learner.methods
+        states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
+        return {
+            "baselines": dict(self.baselines),
+            "methods": {name: state for name, state in states.items() if state},
+            "sync_check": self.sync_check.state(),
+            "partners": self.partners.state(),
+            "opponents": opponents_state(self.opponents),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`, whose learner is restored. The noise floor stays."""
+        for method in self.learner.methods:
+            method.restore(state["methods"].get(type(method).__name__, {}))
+        self.baselines.clear()
+        self.baselines.update(state["baselines"])
+        self.partners.restore(state["partners"], self.learner, self.tokenizer)
+        restore_opponents(self.opponents, state["opponents"])
 
 
 @dataclass(frozen=True, slots=True, repr=False)

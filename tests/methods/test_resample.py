@@ -13,7 +13,7 @@ from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.partners.opponents import Shares
 from selfplay.rollout.driver import Rollout
-from selfplay.step.ending import policy_state
+from selfplay.step.run import Policy
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
 from tests.helpers.resampling import (
@@ -113,4 +113,4 @@ def test_the_state_of_a_run_has_its_moving_averages() -> None:
         partners=stateless,
         opponents=Shares(load_config("tiny")),
     )
-    assert policy_state(policy)["baselines"] == {"seat 0": 0.5}
+    assert Policy.state(policy)["baselines"] == {"seat 0": 0.5}

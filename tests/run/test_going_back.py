@@ -22,7 +22,7 @@ from selfplay.config import load_config
 from selfplay.errors import SettingsError
 from selfplay.metrics.observer import Observer, Step
 from selfplay.preflight.run import check_going_back, is_zero_sum
-from selfplay.step.ending import policy_state, save_learner
+from selfplay.step.ending import save_learner
 from selfplay.step.run import Policy
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import TRAINED
@@ -64,7 +64,7 @@ RUN = (
 
 def returns(policy: Policy) -> dict[str, Any]:
     """What goes back, copied: tensors, and the policy's plain values in a checkpoint."""
-    plain = policy_state(policy)
+    plain = policy.state()
     del plain["sync_check"]
     return deepcopy({"tensors": learner_state(policy.learner), "plain": plain})
 
