@@ -35,7 +35,7 @@ from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, R
 from selfplay.engines.waves import WaveScheduler
 from selfplay.engines.weights import Compared, Weights
 from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
-from selfplay.model.lora import in_turn
+from selfplay.model.lora import use_adapters
 from selfplay.model.policy import load_model, policy_logprobs
 
 # A batch is split in two if that saves at least this many padding tokens per decode step. Each step
@@ -106,6 +106,7 @@ class HFEngine(Engine):
         answers: dict[int, Completion] = {}
         was_training = self.model.training
         self.model.eval()
+        use_adapters(self.model, self.policy)  # another policy may have computed since
         steps = max((request.max_new_tokens for request in requests), default=0)
         start = 0
         while start < len(order):
@@ -113,9 +114,7 @@ class HFEngine(Engine):
             indices = order[start:stop]
             tree.make_room((stop - start) * (lengths[stop - 1] + steps))
             batch = [requests[i] for i in indices]
-            with in_turn(self.model, self.policy):
-                completions = self._generate_batch(batch, sampling, tree)
-            answers.update(zip(indices, completions, strict=True))
+            answers.update(zip(indices, self._generate_batch(batch, sampling, tree), strict=True))
             start = stop
         self.model.train(was_training)
         return [answers[i] for i in range(len(requests))]
@@ -166,6 +165,7 @@ class HFEngine(Engine):
         self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
     ) -> Callable[[], list[list[float]]]:
         """The log-probs at once, of at most MAX_PASS_TOKENS tokens in a pass."""
+        use_adapters(self.model, self.policy)
         scores = []
         ends = accumulate(map(len, texts))
         for _, group in groupby(
@@ -173,8 +173,7 @@ class HFEngine(Engine):
         ):
             batch = [text for text, _ in group]
             row, targets_M = _scored_row(batch, self.model.device)
-            with in_turn(self.model, self.policy):
-                logprobs_M, _ = policy_logprobs(self.model, row, targets_M, temperature=temperature)
+            logprobs_M, _ = policy_logprobs(self.model, row, targets_M, temperature=temperature)
             scores += [part.tolist() for part in logprobs_M.split([len(t) - 1 for t in batch])]
         return lambda: scores
 

@@ -136,6 +136,8 @@ class ChosenEngine(SGLangOptions):
     prefill_graphs: bool = False
     adapts: bool = False
     """whether burst_share is adapted to the turns of the first rollout"""
+    alone: bool = False
+    """whether it has an event loop of its own, which another thread may run"""
 
     @property
     def copies(self) -> int:

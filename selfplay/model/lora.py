@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from types import MethodType
 from typing import Any
 
@@ -54,12 +53,11 @@ class Adapters:
 @dataclass(slots=True)
 class AdapterSets:
     """A model's sets of adapters, by peft's names, and which one it computes with: `used`, or none
-    while `off`. `turn` is held by one of several threads that compute."""
+    while `off`."""
 
     names: list[str]
     used: str
     off: bool = False
-    turn: Lock = field(default_factory=Lock)
 
     @classmethod
     def of(cls, model: nn.Module) -> AdapterSets | None:
@@ -273,16 +271,6 @@ def use_adapters(model: nn.Module, policy: str) -> None:
     sets = AdapterSets.of(model)
     if sets is not None:
         sets.used = _set_name(policy, model)
-
-
-@contextmanager
-def in_turn(model: nn.Module, policy: str) -> Iterator[None]:
-    """Inside the block, the model computes with the adapters of `policy`; threads that compute with
-    other ones wait."""
-    sets = AdapterSets.of(model)
-    with nullcontext() if sets is None else sets.turn:
-        use_adapters(model, policy)
-        yield
 
 
 @contextmanager

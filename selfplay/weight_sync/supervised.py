@@ -101,9 +101,8 @@ class Supervised(GameRunner):
             model = getattr(failed.__cause__, "model", None)
             asked = [each for each in every if model == ("" if each is self else each.name)]
             failing = [each for each in every if each.engine.lost] or asked or every
-        nums = [float(len(failed.causes))]
-        if beside:  # only a rank itself knows which of its engines are lost
-            nums = all_reduce_sum([float(each in failing) for each in every], world)
+        # Only a rank itself knows which of its engines are lost.
+        nums = all_reduce_sum([float(each in failing) for each in every], world)
         if world.rank == 0:
             names = ", ".join(each.name for each, num in zip(every, nums, strict=True) if num)
             end = "" if last else f"; restarting{names and f' the engine of {names}'}"

@@ -1,10 +1,9 @@
 """Several policies with adapters on one base that is held once: each computes, learns, is pushed,
 saved and resumed bit for bit as if it were alone on it."""
 
-import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -215,30 +214,24 @@ def test_both_resume_from_one_checkpoint_bit_for_bit(base: Path, tmp_path: Path)
         assert step(ours) == step(theirs) and equal(own_values(ours), own_values(theirs))
 
 
-def test_engines_around_one_model_answer_at_the_same_time_each_by_its_policy(base: Path) -> None:
-    """Two threads that start together, each for five batches of a rollout."""
+def test_engines_around_one_model_answer_by_turns_each_by_its_policy(base: Path) -> None:
+    """Five batches of a rollout of each."""
     requests = [Request(tuple(range(3, 9 + n)), max_new_tokens=12, seed=n) for n in range(6)]
     sampling, both = Sampling(temperature=1.0, stop_ids=()), list(pairs(base))
 
-    def answers(learner: Learner, start: threading.Barrier) -> list[list[Completion]]:
-        engine = HFEngine.around(learner.model, config_of(base).engine, learner.policy)
-        with engine.rollout():
-            start.wait()
-            return [engine.generate_batch(requests, sampling) for _ in range(5)]
+    def answers(*learners: Learner) -> list[list[list[Completion]]]:
+        settings = config_of(base).engine
+        engines = [HFEngine.around(each.model, settings, each.policy) for each in learners]
+        with ExitStack() as rollouts:
+            for engine in engines:
+                rollouts.enter_context(engine.rollout())
+            rounds = [
+                [each.generate_batch(requests, sampling) for each in engines] for _ in range(5)
+            ]
+        return [list(of_engine) for of_engine in zip(*rounds, strict=True)]
 
-    found: dict[int, Any] = {}
-    start = threading.Barrier(2)
-
-    def run(number: int) -> None:
-        found[number] = answers(both[number][0], start)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    wanted = [answers(theirs, threading.Barrier(1)) for _, theirs in both]
-    assert [found[0], found[1]] == wanted and wanted[0] != wanted[1]
+    wanted = [each for _, theirs in both for each in answers(theirs)]
+    assert answers(*(ours for ours, _ in both)) == wanted and wanted[0] != wanted[1]
 
 
 ORDERS = ([0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0])

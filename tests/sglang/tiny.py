@@ -45,7 +45,6 @@ def start(
     *,
     dtype: str = "float32",
     group: Any = None,
-    alone: bool = False,
     **settings: Any,
 ) -> SGLangEngine:
     """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
@@ -53,13 +52,7 @@ def start(
     # Eight more than the positions, as in a run whose games may use them all.
     context = POSITIONS + 8
     return kind(config.fast)(
-        folder,
-        config,
-        device="cpu",
-        dtype=dtype,
-        context_length=context,
-        group=group,
-        alone=alone,
+        folder, config, device="cpu", dtype=dtype, context_length=context, group=group
     )
 
 

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -82,7 +83,6 @@ class SGLangEngine(Engine):
         base_gpu_id: int = 0,
         load_format: str = "auto",
         group: dist.ProcessGroup | None = None,
-        alone: bool = False,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
 
@@ -90,14 +90,13 @@ class SGLangEngine(Engine):
         base_gpu_id: the engine's first visible GPU; it uses `config.tp_size` consecutive ones.
         load_format: "dummy" starts with random weights; requests are refused until a push.
         group: the ranks that share the engine, led by this rank (`sending.EnginePart`).
-        alone: give it an event loop of its own, which another thread may run.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
         ValueError for `config.deterministic` on a CPU, and SettingsError if the memory leaves no
         room for a cache.
         """
         self.dtype, self.device, self._group = getattr(torch, dtype), device, group
-        self._alone = alone
+        self._alone = config.alone
         self.tp_size, self.num_processes = config.tp_size, config.processes
         self.num_copies, self.num_ranks = config.processes, config.processes * config.tp_size
         self.deterministic, self.sessions = config.deterministic, config.sessions
@@ -212,18 +211,11 @@ class SGLangEngine(Engine):
             context=config.rollout.max_game_tokens,
         )
         kind, chosen = cls._able(chosen, world)
-        return kind._of_rank(config, chosen, weights, world, load_format="auto", alone=True)
+        return kind._of_rank(config, chosen, weights, world, load_format="auto")
 
     @classmethod
     def _of_rank(
-        cls,
-        config: Config,
-        chosen: ChosenEngine,
-        weights: Path,
-        world: World,
-        *,
-        load_format: str,
-        alone: bool = False,
+        cls, config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str
     ) -> Self:
         """An engine with these settings on a rank that leads its replica. Raises SettingsError for
         a folder that SGLang would read differently from the trainer."""
@@ -233,7 +225,7 @@ class SGLangEngine(Engine):
             gc.collect()  # free the warm start's memory before the engine takes its share
             torch.cuda.empty_cache()
         # The engines of further policies draw from random streams of their own.
-        earlier = 0 if alone else len(EngineLoop.of_policies)
+        earlier = [] if chosen.alone else [len(EngineLoop.of_policies)]
         try:
             return cls(
                 str(weights),
@@ -242,13 +234,10 @@ class SGLangEngine(Engine):
                 dtype=config.model.dtype,
                 # SGLang limits a prompt to the context - 6 tokens, prompt and answer to - 2.
                 context_length=config.rollout.max_game_tokens + 8,
-                seed=named_seed(
-                    config.seed, "engine", world.replica.index, *([earlier] if earlier else [])
-                ),
+                seed=named_seed(config.seed, "engine", world.replica.index, *filter(None, earlier)),
                 base_gpu_id=_first_gpu(world),
                 load_format=load_format,
                 group=world.replica.group,
-                alone=alone,
             )
         except (RuntimeError, OSError) as error:  # a child has printed its own traceback
             raise EngineLost(f"the engine does not start: {error}") from error
@@ -298,13 +287,11 @@ class SGLangEngine(Engine):
         self._check_awake()
         router = GameRouter(self.num_processes)
 
-        def begin(game: GameCoroutine) -> asyncio.Task[Any]:
-            requests = _GameRequests(self, router, sampling, partners)
-            playing = asyncio.create_task(game(requests.generate))
-            playing.add_done_callback(lambda _: requests.close_sessions())
-            return playing
+        async def play(game: GameCoroutine) -> Any:
+            with self._game(router, sampling, partners) as generate:
+                return await game(generate)
 
-        results = self._loop.run(self._play_all(map(begin, games)), what="generation", others=True)
+        results = self._loop.run(self._play_all(map(play, games)), what="generation")
         self._adapt_to_turns()
         return results
 
@@ -313,23 +300,18 @@ class SGLangEngine(Engine):
         games: both are on one event loop. Raises as `run_games`."""
         self._check_awake()
         self._adapt_to_turns()
-        router = GameRouter(self.num_processes)
+        return partial(self._game, GameRouter(self.num_processes), sampling)
 
-        @contextmanager
-        def in_game() -> Iterator[Generate]:
-            requests = _GameRequests(self, router, sampling, None)
-
-            async def generate(request: Request) -> Completion:
-                if self._loop.lost:  # it may have died while it owed no answer
-                    raise self._loop.died("generation")
-                return await requests.generate(request)
-
-            try:
-                yield generate
-            finally:
-                requests.close_sessions()
-
-        return in_game
+    @contextmanager
+    def _game(
+        self, router: GameRouter, sampling: Sampling, partners: Generate | None = None
+    ) -> Iterator[Generate]:
+        """The requests of a game, whose sessions end with it."""
+        requests = _GameRequests(self, router, sampling, partners)
+        try:
+            yield requests.generate
+        finally:
+            requests.close_sessions()
 
     def _adapt_to_turns(self) -> None:
         """Set the share of the bursts once, by the length of the first rollout's turns."""
@@ -353,7 +335,8 @@ class SGLangEngine(Engine):
         try:
             return await run_all(playing)
         finally:
-            await self._loop.drain_all()
+            for each in self._loop.sharing:
+                await each.drain()
 
     def score(
         self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0

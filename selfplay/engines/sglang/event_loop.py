@@ -33,18 +33,19 @@ class EngineLoop(ABC):
     def __init__(
         self, started: Started, signals: processes.Signals, *, timeout_s: float, alone: bool = False
     ) -> None:
-        """`alone` gives it an event loop of its own, which another thread may run."""
+        """`alone` gives it an event loop of its own, which another thread may run. `sharing` are
+        the engines of its event loop."""
         self.engines, self.children = started.engines, started.processes
         self.timeout_s = timeout_s
-        self._sharing = [] if alone else EngineLoop.of_policies
+        self.sharing = [] if alone else EngineLoop.of_policies
         self._loop: asyncio.AbstractEventLoop
-        self._loop = self._sharing[0]._loop if self._sharing else started.engines[0].loop
+        self._loop = self.sharing[0]._loop if self.sharing else started.engines[0].loop
         for engine in started.engines:
             if engine.loop is not self._loop:
                 engine.loop.close()
                 engine.loop = self._loop
         asyncio.set_event_loop(self._loop)  # for SGLang's calls while it does not run
-        self._sharing.append(self)
+        self.sharing.append(self)
         self._signals, self._closed = signals, False
         self._dead: str | None = None
         self._death = asyncio.Event()
@@ -77,25 +78,17 @@ class EngineLoop(ABC):
         ended = (p for p in self.children if not p.is_alive())
         return ", ".join(f"pid {p.pid} with exit code {p.exitcode}" for p in ended) or None
 
-    def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        *,
-        what: str,
-        timeout_s: float | None = None,
-        others: bool = False,
-    ) -> T:
+    def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
         """Run `work` to its end and return its result.
 
         Raises EngineFault, which names the work as `what`, if the engine dies or, while answers
-        are due, is silent for `timeout_s`; with `others` also if that happens to another engine of
-        this event loop that owes an answer.
+        are due, is silent for `timeout_s`; also if that happens to another engine of this event
+        loop that owes an answer.
         """
         self.check_alive(what, work)
-        watched = {self: timeout_s or self.timeout_s}
-        if others:
-            watched = {each: each.timeout_s for each in self._sharing} | watched
-        return self._loop.run_until_complete(self._watch(work, what, watched))
+        silence_s = {each: each.timeout_s for each in self.sharing}
+        silence_s[self] = timeout_s or self.timeout_s
+        return self._loop.run_until_complete(self._watch(work, what, silence_s))
 
     def begin(self, work: Coroutine[Any, Any, T], *, what: str) -> Callable[[], T]:
         """Start `work` and return once its requests are sent; the engine works on them meanwhile.
@@ -139,8 +132,11 @@ class EngineLoop(ABC):
 
     @contextmanager
     def pending_answer(self) -> Iterator[None]:
-        """Marks an answer as due inside the block. The time-out runs only while one is due."""
+        """Marks an answer as due inside the block. The time-out runs only while one is due. Raises
+        EngineFault if the engine has died while it owed none, which no other engine's call sees."""
         if self._num_waiting == 0:
+            if self.lost:
+                raise self.died("generation")
             self._silent_since_s = time.perf_counter()
         self._num_waiting += 1
         try:
@@ -187,11 +183,6 @@ class EngineLoop(ABC):
             )
         return timeout_s - silent_s
 
-    async def drain_all(self) -> None:
-        """Wait until every engine of this event loop has dropped aborted requests."""
-        for each in self._sharing:
-            await each.drain()
-
     @abstractmethod
     async def drain(self) -> None:
         """Wait until the engine has dropped aborted requests: it must be idle before it sleeps."""
@@ -202,7 +193,7 @@ class EngineLoop(ABC):
         if self._closed:
             return
         self._closed = True
-        self._sharing.remove(self)
+        self.sharing.remove(self)
         atexit.unregister(self.close)
         for engine in self.engines:
             atexit.unregister(engine.shutdown)
@@ -219,12 +210,12 @@ class EngineLoop(ABC):
                 for front, name in ((manager, "recv_from_detokenizer"), (engine, "send_to_rpc")):
                     if (socket := getattr(front, name, None)) is not None:
                         socket.context.destroy(linger=0)
-            if not self._sharing:
+            if not self.sharing:
                 self._loop.close()
 
     async def _cancel_tasks(self) -> None:
         tasks = set(self._tasks)
-        if not self._sharing:
+        if not self.sharing:
             tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -282,7 +282,7 @@ def config_of_partner(
 
     Its cache has a fixed size (`partner_tokens`). `gpu` None is the CPU.
     """
-    config = replace(config, processes=1, sessions=False, adapts=False)
+    config = replace(config, processes=1, sessions=False, adapts=False, alone=True)
     if gpu is None or config.max_cache_tokens:
         return config
     tokens = partner_tokens(
