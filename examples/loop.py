@@ -111,14 +111,7 @@ class Loop:
         its trained tokens; the mismatch of engine and trainer is the first step's, because later
         the policy has moved."""
         config, optim = self.config, self.config.optim
-        lr = learning_rate(
-            step,
-            peak=optim.lr,
-            num_steps=config.steps,
-            warmup_steps=optim.warmup_steps,
-            schedule=optim.schedule,
-            final_share=optim.final_share,
-        )
+        lr = learning_rate(step, optim, num_steps=config.steps)
         every: list[Metrics] = []
         for minibatch in minibatches(samples, step=step, config=config):
             if not (num_tokens := num_trained_tokens(minibatch)):

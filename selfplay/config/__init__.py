@@ -92,7 +92,7 @@ class Config:
     """several policies that learn in one run, each with its own weights, by name, as policies:
     {user: {}, agent: {optim: {lr: 1e-5}}} (docs/policies.md); empty: one for all seats"""
 
-    @field_validator(*SECTIONS)
+    @field_validator(*SECTIONS, POLICIES)
     @classmethod
     def _options_of_sections(cls, given: Any, info: ValidationInfo) -> Any:
         """A feature's settings; `off`, which YAML reads as false, stands for the defaults."""
@@ -107,13 +107,6 @@ class Config:
         if "algorithm" not in info.data:  # refused before
             return given
         return typed_methods(given, info.data["algorithm"].advantage, info)
-
-    @field_validator(POLICIES)
-    @classmethod
-    def _options_of_policies(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """The settings of each policy as the class that declares them reads them."""
-        found: dict[str, Any] = section_class(POLICIES).read(given, context_of(info))
-        return found
 
     @field_validator("engine", mode="plain")
     @classmethod

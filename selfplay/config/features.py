@@ -44,9 +44,12 @@ def context_of(info: ValidationInfo) -> Mapping[str, Any]:
 
 
 def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
-    """The settings of the section `home` as an instance of the class that declares them."""
+    """The settings of the section `home` as an instance of the class that declares them, which may
+    `read` them itself."""
     if isinstance(given, kind):
         return given
+    if (read := getattr(kind, "read", None)) is not None:
+        return read(given, context)
     context["declared"].append((kind, home))
     return _adapter(kind).validate_json(json.dumps(given))
 

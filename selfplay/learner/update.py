@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import Config
+from selfplay.config import Config, OptimConfig
 from selfplay.config.plugins import function_of, own_call
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
@@ -71,15 +71,7 @@ def update_policy(
             samples = checked_samples(samples)
         check_mismatch(metrics, max_mismatch)
         rollout_metrics |= metrics
-    optim = config.optim
-    lr = learning_rate(
-        step,
-        peak=optim.lr,
-        num_steps=config.steps,
-        warmup_steps=optim.warmup_steps,
-        schedule=optim.schedule,
-        final_share=optim.final_share,
-    )
+    lr = learning_rate(step, config.optim, num_steps=config.steps)
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
         measured = "mismatch_mean" in rollout_metrics
@@ -112,11 +104,10 @@ def update_policy(
     return metrics | rollout_metrics, skipped
 
 
-def learning_rate(
-    step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
-) -> float:
-    """The learning rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant,
-    or a linear or cosine decay to `final_share` of the peak."""
+def learning_rate(step: int, optim: OptimConfig, *, num_steps: int) -> float:
+    """The learning rate of a step from 0 to num_steps - 1: linear warm-up to `optim.lr`, then
+    constant, or a linear or cosine decay to `final_share` of it."""
+    peak, share, warmup_steps = optim.lr, optim.final_share, optim.warmup_steps
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
@@ -124,8 +115,8 @@ def learning_rate(
         "constant": 1.0,
         "linear": 1.0 - done,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }[schedule]
-    return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
+    }[optim.schedule]
+    return peak * (left if optim.schedule == "constant" else share + (1.0 - share) * left)
 
 
 def minibatches(samples: Sequence[Sample], *, step: int, config: Config) -> Iterator[list[Sample]]:

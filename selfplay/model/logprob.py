@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,18 @@ PositionStats = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, float],
     tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ]
+
+
+class _Way(NamedTuple):
+    """How a pass computes, as the arguments of `token_logprobs`; `keep` is decided."""
+
+    temperature: float
+    chunk: int
+    entropy_grad: bool
+    shard: VocabShard | None
+    cap: float | None
+    stats: PositionStats | None
+    keep: bool
 
 
 def token_logprobs(
@@ -78,18 +90,9 @@ def token_logprobs(
         num_positions, width = hidden_MD.shape
         few = num_positions * weight_VD.shape[0] <= KEPT and width <= KEPT_WIDTH
         keep = hidden_MD.is_cuda and few and torch.is_grad_enabled()
-    logprobs_M, entropy_M = _TokenLogprobs.apply(
-        hidden_MD,
-        weight_VD.to(hidden_MD.dtype),
-        targets_M,
-        float(temperature),
-        chunk,
-        entropy_grad,
-        shard,
-        cap,
-        stats,
-        keep,
-    )
+    way = _Way(float(temperature), chunk, entropy_grad, shard, cap, stats, keep)
+    weight_VD = weight_VD.to(hidden_MD.dtype)
+    logprobs_M, entropy_M = _TokenLogprobs.apply(hidden_MD, weight_VD, targets_M, way)
     return logprobs_M, entropy_M
 
 
@@ -103,30 +106,24 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_MD: torch.Tensor,
         weight_VD: torch.Tensor,
         targets_M: torch.Tensor,
-        temperature: float,
-        chunk: int,
-        entropy_grad: bool,
-        shard: VocabShard | None,
-        cap: float | None,
-        stats: PositionStats | None,
-        keep: bool,
+        way: _Way,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Iterate over chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
         the probability of rank r's part of the vocabulary and H_r the entropy within it."""
-        rows = weight_VD.shape[0]
+        rows, shard, stats = weight_VD.shape[0], way.shard, way.stats
         columns_M = targets_M if shard is None else targets_M - shard.start
         here_M = (columns_M >= 0) & (columns_M < rows)
         columns_M = torch.where(here_M, columns_M, -1)
         # Three numbers for each position: log-sum-exp, entropy, and the target's logit (0 if
         # another rank holds the target's row).
         stats_M3 = hidden_MD.new_empty(hidden_MD.shape[0], 3, dtype=torch.float32)
-        scale = stats_M3.new_full((), 1.0 / temperature)
-        top = None if cap is None else stats_M3.new_full((), cap)
-        slopes_MV = weight_VD.new_empty(hidden_MD.shape[0], rows) if keep else None
-        for start in range(0, hidden_MD.shape[0], chunk):
-            rows_C = slice(start, start + chunk)
+        scale = stats_M3.new_full((), 1.0 / way.temperature)
+        top = None if way.cap is None else stats_M3.new_full((), way.cap)
+        slopes_MV = weight_VD.new_empty(hidden_MD.shape[0], rows) if way.keep else None
+        for start in range(0, hidden_MD.shape[0], way.chunk):
+            rows_C = slice(start, start + way.chunk)
             if stats is not None:
-                of_chunk = stats(hidden_MD[rows_C], weight_VD, targets_M[rows_C], temperature)
+                of_chunk = stats(hidden_MD[rows_C], weight_VD, targets_M[rows_C], way.temperature)
                 stats_M3[rows_C] = torch.stack(of_chunk, dim=1)
                 continue
             logits_CV = _matmul_fp32(hidden_MD[rows_C], weight_VD.t())
@@ -154,9 +151,8 @@ class _TokenLogprobs(torch.autograd.Function):
             entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
             logprobs_M = target_RM.sum(0) - lse_M
         ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M, slopes_MV)
-        ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
-        ctx.entropy_grad, ctx.cap = entropy_grad, top
-        if not entropy_grad:
+        ctx.way, ctx.cap = way, top
+        if not way.entropy_grad:
             ctx.mark_non_differentiable(entropy_M)
         return logprobs_M, entropy_M
 
@@ -169,18 +165,19 @@ class _TokenLogprobs(torch.autograd.Function):
         over slices in the much smaller fp32 buffer [M, D].
         """
         hidden_MD, weight_VD, columns_M, lse_M, entropy_M, slopes_MV = ctx.saved_tensors
+        way: _Way = ctx.way
         if slopes_MV is not None:
             # A position's factor is outside of the sum over the vocabulary, and inside the one over
             # positions.
-            factor_M1 = (grad_logprobs_M / ctx.temperature)[:, None]
+            factor_M1 = (grad_logprobs_M / way.temperature)[:, None]
             grad_hidden_MD = _matmul_fp32(slopes_MV, weight_VD) * factor_M1
             grad_weight_VD = slopes_MV.t() @ (hidden_MD * factor_M1).to(hidden_MD.dtype)
-            return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 8
+            return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, None, None
         num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
-        width = _aligned(max(1, min(rows, ctx.chunk * rows // max(1, num_positions))))
+        width = _aligned(max(1, min(rows, way.chunk * rows // max(1, num_positions))))
         grad_hidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32)
         grad_weight_VD = torch.empty_like(weight_VD)
-        scale = lse_M.new_full((), 1.0 / ctx.temperature)
+        scale = lse_M.new_full((), 1.0 / way.temperature)
         for start in range(0, rows, width):
             weight_WD = weight_VD[start : start + width]
             logits_MW = _matmul_fp32(hidden_MD, weight_WD.t())
@@ -192,7 +189,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 lse_M,
                 entropy_M,
                 grad_logprobs_M,
-                grad_entropy_M if ctx.entropy_grad else None,
+                grad_entropy_M if way.entropy_grad else None,
                 scale,
                 ctx.cap,
                 weight_VD.dtype,
@@ -200,9 +197,9 @@ class _TokenLogprobs(torch.autograd.Function):
             del logits_MW
             torch.mm(grad_MW.t(), hidden_MD, out=grad_weight_VD[start : start + width])
             grad_hidden_MD += _matmul_fp32(grad_MW, weight_WD)
-        if ctx.shard is not None:
-            grad_hidden_MD = ctx.shard.all_reduce(grad_hidden_MD)
-        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 8
+        if way.shard is not None:
+            grad_hidden_MD = way.shard.all_reduce(grad_hidden_MD)
+        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, None, None
 
 
 def _aligned(width: int) -> int:

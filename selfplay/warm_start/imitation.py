@@ -160,18 +160,13 @@ def warm_start(
     every = min(LOG_EVERY, max(1, len(batches) // MIN_LINES))
     recent: list[dict[str, float]] = state.get("recent", [])
     means: dict[str, float] = {}
+    rates = replace(config.optim, lr=warm.lr, warmup_steps=warm.warmup_steps)
+    rates = replace(rates, schedule="cosine", final_share=0.05)
     bar = progress(range(first, len(batches)), "warm start", rank=world.rank)
     for step in bar:
         own = batches[step][world.dp_rank :: world.dp_size]
         term = LossTerm(own, partial(imitation, chats=separate), name="imitation")
-        lr = learning_rate(
-            step,
-            peak=warm.lr,
-            num_steps=len(batches),
-            warmup_steps=warm.warmup_steps,
-            schedule="cosine",
-            final_share=0.05,
-        )
+        lr = learning_rate(step, rates, num_steps=len(batches))
         recent.append(optimizer_step(learner, [term], lr=lr, config=config))
         if (step + 1) % every == 0 or step + 1 == len(batches):
             means = step_means(recent)

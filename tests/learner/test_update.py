@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
+from selfplay.config import OptimConfig
 from selfplay.distributed import init_world, shard
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import DUMMY, pack
@@ -270,13 +271,10 @@ def test_recomputed_layers_run_twice_and_change_nothing(checkpointing: str, pass
 
 
 def test_learning_rates_by_hand() -> None:
-    shape: dict[str, Any] = {"peak": 8.0, "num_steps": 6, "warmup_steps": 2}
-
-    def rates(schedule: str, final_share: float = 0.0) -> list[float]:
-        return [
-            learning_rate(step, **shape, schedule=schedule, final_share=final_share)
-            for step in range(6)
-        ]
+    def rates(schedule: Any, final_share: float = 0.0) -> list[float]:
+        shape = {"schedule": schedule, "final_share": final_share}
+        optim = OptimConfig(lr=8.0, warmup_steps=2, **shape)
+        return [learning_rate(step, optim, num_steps=6) for step in range(6)]
 
     assert rates("constant") == [4, 8, 8, 8, 8, 8]
     assert rates("linear") == [4, 8, 8, 6, 4, 2]

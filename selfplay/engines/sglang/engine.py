@@ -407,17 +407,24 @@ class SGLangEngine(Engine):
     @contextmanager
     def _update_open(self, what: str) -> Iterator[None]:
         """SGLang 0.5.21 takes buckets, to load or compare, only in such a session."""
-        self._update("begin_weight_update", what)
+        self._agreed("begin_weight_update", what)
         try:
             yield
         except Exception:
             with suppress(EngineFault):  # the next session can only open after this one
-                self._update("end_weight_update", what)
+                self._agreed("end_weight_update", what)
             raise
-        self._update("end_weight_update", what)
+        self._agreed("end_weight_update", what)
 
-    def _update(self, name: str, what: str) -> None:
-        """Make this control call, if SGLang has it, for `what`."""
+    def _agreed(self, name: str, what: str) -> None:
+        """`_control`, with EngineFault for a refusal."""
+        for success, message in self._control(name, what):
+            if not success:
+                raise EngineFault(f"the engine refused {name}: {message}")
+
+    def _control(self, name: str, what: str, **fields: Any) -> list[Any]:
+        """The answers of all processes to this control call of SGLang, named `what` in errors; none
+        if this SGLang does not have it."""
         raise NotImplementedError
 
     def _begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
@@ -439,12 +446,8 @@ class SGLangEngine(Engine):
         """
         if self.device != "cuda" or self._released:
             return
-        self._release()
+        self._control("release_memory_occupation", "going to sleep", tags=list(TAGS))
         self._released, self._whole = set(TAGS), False
-
-    def _release(self) -> None:
-        """Free the memory of TAGS once the engine is idle."""
-        raise NotImplementedError
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.
@@ -454,14 +457,10 @@ class SGLangEngine(Engine):
         if what not in self._released:  # SGLang would then end its whole process tree
             return
         sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._room)
-        self._resume(what)
+        self._control("resume_memory_occupation", f"waking {what}", tags=[what])
         self._released.discard(what)
         if what == "kv_cache":
             self.flush_cache("flushing the prefix cache")
-
-    def _resume(self, what: str) -> None:
-        """Allocate this memory again."""
-        raise NotImplementedError
 
     def flush_cache(self, what: str) -> None:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selfplay.engines.sglang import buckets, launch, processes
-from selfplay.engines.sglang.engine import TAGS, SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import early
 from selfplay.engines.sglang.requests import Answer, RequestCounters, RequestSender
@@ -130,18 +130,16 @@ class PlainEngine(SGLangEngine):
             raise EngineFault(f"the engine refused a bucket: {message}")
         return lambda: None
 
-    def _update(self, name: str, what: str) -> None:
-        if hasattr(self._engine, name):
-            success, message = self._loop.call(getattr(self._engine, name), what=what)
-            if not success:
-                raise EngineFault(f"the engine refused {name}: {message}")
+    def _control(self, name: str, what: str, **fields: Any) -> list[Any]:
+        if not hasattr(self._engine, name):
+            return []
+        return [self._loop.call(getattr(self._engine, name), *fields.values(), what=what)]
 
-    def _release(self) -> None:
-        self.flush_cache("going to sleep")  # waits until the scheduler is idle
-        self._loop.call(self._engine.release_memory_occupation, list(TAGS), what="going to sleep")
-
-    def _resume(self, what: str) -> None:
-        self._loop.call(self._engine.resume_memory_occupation, [what], what=f"waking {what}")
+    def sleep(self) -> None:
+        """Waits until the scheduler is idle."""
+        if self.device == "cuda" and not self._released:
+            self.flush_cache("going to sleep")
+        super().sleep()
 
     def flush_cache(self, what: str) -> None:
         until_s = time.perf_counter() + IDLE_S

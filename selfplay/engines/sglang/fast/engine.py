@@ -19,7 +19,7 @@ import torch.distributed as dist
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import buckets, launch, processes
 from selfplay.engines.sglang import weights as sending
-from selfplay.engines.sglang.engine import TAGS, SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import early
 from selfplay.engines.sglang.fast.client import SchedulerClient
@@ -152,29 +152,14 @@ class FastEngine(SGLangEngine):
             if not success:
                 raise EngineFault(f"the engine refused a bucket: {message}")
 
-    def _update(self, name: str, what: str) -> None:
+    def _control(self, name: str, what: str, **fields: Any) -> list[Any]:
         from sglang.srt.managers import io_struct
 
-        if hasattr(self._loop.managers[0], name):
-            kind = "".join(word.capitalize() for word in name.split("_"))
-            request = getattr(io_struct, f"{kind}ReqInput")()
-            for success, message in self.on_all(
-                lambda m: getattr(m, name)(request, None), what=what
-            ):
-                if not success:
-                    raise EngineFault(f"the engine refused {name}: {message}")
-
-    def _release(self) -> None:
-        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
-
-        request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
-        self.on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
-
-    def _resume(self, what: str) -> None:
-        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
-
-        request = ResumeMemoryOccupationReqInput(tags=[what])
-        self.on_all(lambda m: m.resume_memory_occupation(request, None), what=f"waking {what}")
+        if not hasattr(self._loop.managers[0], name):
+            return []
+        kind = "".join(word.capitalize() for word in name.split("_"))
+        request = getattr(io_struct, f"{kind}ReqInput")(**fields)
+        return self.on_all(lambda manager: getattr(manager, name)(request, None), what=what)
 
     def flush_cache(self, what: str) -> None:
         answers = self.on_all(lambda m: m.flush_cache(timeout_s=FLUSH_TIMEOUT_S), what=what)
