@@ -13,6 +13,7 @@ from bench.compare_runs import curves_svg
 from dialop.matching.game import MatchingGame
 from dialop.shown import error_line, error_text, on_one_line, printable
 from dialop.terminal import show_error
+from selfplay.apps.play.person import PersonPlayer
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import pair_name
@@ -22,7 +23,6 @@ from selfplay.metrics.records import game_text
 from selfplay.partners.endpoint import Endpoint
 from selfplay.partners.options import EndpointConfig
 from selfplay.preflight.command_line import refused
-from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL, play
 from tests.helpers.run_folders import record, turn

@@ -75,6 +75,11 @@ class Learner:
         """Whose adapters of the model it trains; "" for a single policy's, and without adapters."""
         return "" if self.adapters is None else self.adapters.policy
 
+    def parts(self) -> Iterator[Trained]:
+        """What an update trains: the policy, then the modules of methods."""
+        yield Trained(self.model, self.optimizer)
+        yield from (trained for _, trained in self.method_modules())
+
     def method_modules(self) -> Iterator[tuple[str, Trained]]:
         """The modules that methods train along with the policy, by name."""
         for method in self.methods:

@@ -151,7 +151,8 @@ def optimizer_step(
         return {}
     train_policy = any(term.trains_policy for term in terms)
     try:
-        _set_training(learner, True)
+        for part in learner.parts():  # only updates run so; gradient checkpointing needs it
+            part.module.train()
         metrics = _backward(learner, terms, denominators, config=config)
         if max_mismatch is not None:
             check_mismatch(metrics, max_mismatch)
@@ -159,8 +160,9 @@ def optimizer_step(
             learner, lr=lr, max_norm=config.optim.max_grad_norm, train_policy=train_policy
         )
     finally:
-        _drop_gradients(learner)
-        _set_training(learner, False)
+        for part in learner.parts():
+            part.optimizer.zero_grad(set_to_none=True)
+            part.module.eval()
     num_policy_tokens = sum(
         num for term, num in zip(terms, num_tokens, strict=True) if term.trains_policy
     )
@@ -350,18 +352,3 @@ def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     names = sorted({name for of_step in steps for name in of_step})
     had = {name: [of_step[name] for of_step in steps if name in of_step] for name in names}
     return {name: sum(values) / len(values) for name, values in had.items()}
-
-
-def _set_training(learner: Learner, training: bool) -> None:
-    """Set the mode of all trained modules. Only updates run in training mode, which gradient
-    checkpointing needs."""
-    learner.model.train(training)
-    for _, trained in learner.method_modules():
-        trained.module.train(training)
-
-
-def _drop_gradients(learner: Learner) -> None:
-    """Free the gradients of all trained modules."""
-    learner.optimizer.zero_grad(set_to_none=True)
-    for _, trained in learner.method_modules():
-        trained.optimizer.zero_grad(set_to_none=True)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from dialop.game import Game
 from selfplay.config import Config
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Message, Request
+from selfplay.engines.base import Completion, Generate, Message, Request
 from selfplay.errors import SettingsError
 from selfplay.learner.method import Ask
 from selfplay.partners.endpoint import Endpoint, endpoint_key
 from selfplay.partners.options import EndpointConfig
-from selfplay.rollout.players import Player
+from selfplay.rollout.players import Move, PartnerPlayer, Player
 from selfplay.rollout.seating import Partner
-from selfplay.rollout.text_players import EndpointPlayer
 
 
 class Endpoints:
@@ -79,3 +80,43 @@ def try_endpoints(config: Config) -> None:
                 raise SettingsError(
                     f"rollout.partners must answer before the run: {spec.text}: {answer.text}"
                 )
+
+
+class EndpointPlayer(PartnerPlayer):
+    """A chat model: the game's texts are its system and user messages, its own moves the assistant
+    messages.
+
+    If the endpoint gives no answer, the game is aborted.
+    """
+
+    def __init__(self, *, name: str, seed_names: tuple[object, ...], max_new_tokens: int) -> None:
+        self.name, self._seed_names, self._max_new_tokens = name, seed_names, max_new_tokens
+        self._messages: tuple[Message, ...] = ()
+
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
+        user_text = observation
+        if not self._messages:
+            prompt = game.prompt(seat)
+            (*earlier, user_text), moves = prompt.read(observation)
+            if prompt.system:
+                self._messages = (Message("system", prompt.system),)
+            for user, move in zip(earlier, moves, strict=True):
+                self._messages += (Message("user", user), Message("assistant", move))
+        self._messages = (*self._messages, Message("user", user_text))
+        request = Request(
+            prompt_ids=(),
+            max_new_tokens=self._max_new_tokens,
+            seed=named_seed(*self._seed_names, seat, len(self._messages)),
+            model=self.name,
+            messages=self._messages,
+        )
+        completion = await generate(request)
+        if completion.finish == "void":
+            return Move(text="", complete=False, num_tokens=0, void=completion.text)
+        self._messages = (*self._messages, Message("assistant", completion.text))
+        return Move(text=completion.text, complete=completion.finish == "stop", num_tokens=0)
+
+    def fork(self, *names: object) -> EndpointPlayer:
+        twin = copy.copy(self)
+        twin._seed_names = (*self._seed_names, *names)
+        return twin

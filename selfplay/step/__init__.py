@@ -222,8 +222,7 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
         updated.metrics.update(named(metrics, policy))
         updated.skipped.extend(skipped)
         updated.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
-    if run.config.policies:
-        updated.metrics.update(sums_of_policies(updated.metrics))
+    updated.metrics.update(sums_of_policies(updated.metrics))
     return updated
 
 

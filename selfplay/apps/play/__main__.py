@@ -46,6 +46,7 @@ from selfplay.apps.play.games import (
     talk_text,
 )
 from selfplay.apps.play.limits import the
+from selfplay.apps.play.person import PersonPlayer
 from selfplay.apps.play.table import SeatedPerson, Table
 from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
@@ -74,7 +75,6 @@ from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine, check_writable, read_rendering
 from selfplay.rollout.episode import Position
 from selfplay.rollout.seating import scripted_partner
-from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world
 from selfplay.weight_sync.start import choose_engine, load_engine
 

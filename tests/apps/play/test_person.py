@@ -9,9 +9,9 @@ import pytest
 import eval as door
 from dialop.matching.game import MatchingGame
 from dialop.matching.kit import write as write_instances
+from selfplay.apps.play.person import PersonPlayer
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits
-from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL
 from tests.helpers.run_folders import evaluated

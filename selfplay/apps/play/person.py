@@ -1,7 +1,4 @@
-"""Partners that exchange text instead of token ids: a chat endpoint and a person at the terminal.
-
-They have no transcript, so none of their text trains. They read the same game texts as any seat.
-"""
+"""A person at the terminal as a player: none of their text trains."""
 
 from __future__ import annotations
 
@@ -11,54 +8,13 @@ from typing import TextIO
 
 from dialop.game import Game
 from dialop.shown import printable
-from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Generate, Message, Request
+from selfplay.engines.base import Generate
 from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
 === a new game{called} ===
 A move is one line that starts with its [tag].
 End the input to leave."""
-
-
-class EndpointPlayer(PartnerPlayer):
-    """A chat model: the game's texts are its system and user messages, its own moves the assistant
-    messages.
-
-    If the endpoint gives no answer, the game is aborted.
-    """
-
-    def __init__(self, *, name: str, seed_names: tuple[object, ...], max_new_tokens: int) -> None:
-        self.name, self._seed_names, self._max_new_tokens = name, seed_names, max_new_tokens
-        self._messages: tuple[Message, ...] = ()
-
-    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
-        user_text = observation
-        if not self._messages:
-            prompt = game.prompt(seat)
-            (*earlier, user_text), moves = prompt.read(observation)
-            if prompt.system:
-                self._messages = (Message("system", prompt.system),)
-            for user, move in zip(earlier, moves, strict=True):
-                self._messages += (Message("user", user), Message("assistant", move))
-        self._messages = (*self._messages, Message("user", user_text))
-        request = Request(
-            prompt_ids=(),
-            max_new_tokens=self._max_new_tokens,
-            seed=named_seed(*self._seed_names, seat, len(self._messages)),
-            model=self.name,
-            messages=self._messages,
-        )
-        completion = await generate(request)
-        if completion.finish == "void":
-            return Move(text="", complete=False, num_tokens=0, void=completion.text)
-        self._messages = (*self._messages, Message("assistant", completion.text))
-        return Move(text=completion.text, complete=completion.finish == "stop", num_tokens=0)
-
-    def fork(self, *names: object) -> EndpointPlayer:
-        twin = copy.copy(self)
-        twin._seed_names = (*self._seed_names, *names)
-        return twin
 
 
 class PersonPlayer(PartnerPlayer):
