@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,7 +61,6 @@ from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
 from selfplay.partners.pool import check_members
 from selfplay.partners.router import Live
-from selfplay.policies.options import PolicyConfig
 from selfplay.policies.seats import cast_of, policy_of_seat, seats_of
 from selfplay.preflight.model import check_model
 from selfplay.preflight.run import read_rendering, start_warnings
@@ -217,7 +216,8 @@ class _Begun:
     def __init__(self, name: str, of_run: Config, run: _RunFolder, world: World) -> None:
         self.name, self.run, self.world = name, run, world
         self.config, self.seats = of_run.of_policy(name), seats_of(of_run, name)
-        self.trains = of_run.policies.get(name, PolicyConfig()).trains
+        own = of_run.policies.get(name)
+        self.trains: Callable[[int], bool] = own.trains if own else lambda step: True
         self.folder = run.home_of(name, self.config)  # of its tokenizer and its warm start
 
     def check(self, checked: Rendering | None) -> None:

@@ -7,9 +7,9 @@ summed over "dp", never averaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -122,7 +122,8 @@ def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate
     @wraps(function)
     def run(model: M, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(model, FSDPModule):
-            with cast_weights(model, vars(model).get("pass_dtype")):
+            dtype = vars(model).get("pass_dtype")
+            with nullcontext() if dtype is None else cast_weights(model, dtype):
                 return function(model, *args, **kwargs)
         name = f"fsdp_{function.__name__}"
         if not hasattr(model, name):
@@ -137,13 +138,10 @@ def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate
 
 
 @contextmanager
-def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside the block the model has copies of its weights in `dtype` (None: the weights). A
-    backward pass adds the copies' gradients to the weights' own, in the weights' dtype. FSDP gives
-    the same numbers, but its hooks around a small model take longer than the model's kernels."""
-    if dtype is None:
-        yield
-        return
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside the block the model has copies of its weights in `dtype`. A backward pass adds the
+    copies' gradients to the weights' own, in the weights' dtype. FSDP gives the same numbers, but
+    its hooks around a small model take longer than the model's kernels."""
     held = [(m._parameters, name, p) for m in model.modules() for name, p in m._parameters.items()]
     weights = list({p: None for *_, p in held if p is not None})
     copies = dict(zip(weights, _Cast.apply(dtype, *weights), strict=True))
@@ -193,19 +191,19 @@ def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | Non
     if not isinstance(weight_VD, DTensor):
         return weight_VD, None
     local_VD, mesh = weight_VD.to_local(), weight_VD.device_mesh
-    group = mesh.get_group()
+    over_ranks = (partial(each, group=mesh.get_group()) for each in (_all_gather, _all_reduce))
+    return local_VD, VocabShard(mesh.get_local_rank() * local_VD.shape[0], *over_ranks)
 
-    def all_gather(part: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(part) for _ in range(mesh.size())]
-        dist.all_gather(parts, part.contiguous(), group=group)
-        return torch.stack(parts)
 
-    def all_reduce(part: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(part, group=group)
-        return part
+def _all_gather(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.stack(parts)
 
-    start = mesh.get_local_rank() * local_VD.shape[0]
-    return local_VD, VocabShard(start, all_gather, all_reduce)
+
+def _all_reduce(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    dist.all_reduce(part, group=group)
+    return part
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
