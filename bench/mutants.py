@@ -146,15 +146,15 @@ NAMED = (
     ),
     (
         "averages to resume",
-        "selfplay/step/ending.py",
-        '"baselines": dict(policy.baselines)',
+        "selfplay/step/run.py",
+        '"baselines": dict(self.baselines)',
         '"baselines": {}',
     ),
     (
         "pool to go back to",
         "selfplay/step/ending.py",
-        "policy.partners.restore(pool, policy.learner, policy.tokenizer)",
-        "pass",
+        '{"partners": {"pool": own["partners"]["pool"]}}',
+        '{"partners": policy.partners.state()}',
     ),
     (
         "best to go back to",
