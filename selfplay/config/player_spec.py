@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dialop.specs import closest
 from selfplay.config.secrets import check_url
@@ -98,6 +99,12 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
     Raises:
         ValueError: for an invalid entry, a partner listed twice, or shares that sum to 0.
     """
+    return [*_shares(tuple(entries))]
+
+
+@lru_cache(maxsize=256)
+def _shares(entries: tuple[str, ...]) -> Sequence[tuple[Spec, float]]:
+    """Read once: each step asks for the partners of the settings."""
     partners: list[tuple[Spec, float]] = []
     for entry in entries:
         check_url(entry)
