@@ -145,18 +145,8 @@ class Monitors(Observer):
         first = not series.best_step
         if may_return and (first or rule.better * (mean - series.best_saved) >= 0):
             series.best_saved, series.best_step = mean, step
-        if not series.holds or (held and rule.action != "stop"):
-            return ""
-        over = f" over {rule.window} steps" if rule.window > 1 else ""
-        problem = f"the mean of {name}{over} is {mean:.4g}"
-        if rule.relation == "loses":
-            problem += f", {1 - mean / series.first:.0%} below its first, {series.first:.4g}"
-        if rule.relation in ("falls", "rises"):
-            where = "below" if rule.better > 0 else "above"
-            problem += f", {abs(series.best - mean):.4g} {where} its best"
-        if rule.rising:
-            problem += f", {rule.rising} went from {series.rising_at_best:.4g} to {rising_mean:.4g}"
-        return problem
+        new = series.holds and (not held or rule.action == "stop")
+        return _problem(rule, series, name) if new else ""
 
     def _warn_of_unmatched(self, metrics: Mapping[str, float]) -> None:
         """Warn once about a user's rule that matches no metric of the run. Metrics of evaluations
@@ -200,6 +190,22 @@ def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> l
         except GoBack as back:
             said.append(str(back))
     return said
+
+
+def _problem(rule: Rule, series: _Series, name: str) -> str:
+    """What holds of the metric `name`, in words."""
+    mean, over = _mean(series.values), f" over {rule.window} steps" if rule.window > 1 else ""
+    problem = f"the mean of {name}{over} is {mean:.4g}"
+    assert series.first is not None and series.best is not None
+    if rule.relation == "loses":
+        problem += f", {1 - mean / series.first:.0%} below its first, {series.first:.4g}"
+    if rule.relation in ("falls", "rises"):
+        where = "below" if rule.better > 0 else "above"
+        problem += f", {abs(series.best - mean):.4g} {where} its best"
+    if rule.rising:
+        went = f"{series.rising_at_best:.4g} to {_mean(series.rising):.4g}"
+        problem += f", {rule.rising} went from {went}"
+    return problem
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:

@@ -108,8 +108,7 @@ class _TokenLogprobs(torch.autograd.Function):
         targets_M: torch.Tensor,
         way: _Way,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Iterate over chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
-        the probability of rank r's part of the vocabulary and H_r the entropy within it."""
+        """Iterate over chunks of positions."""
         rows, shard, stats = weight_VD.shape[0], way.shard, way.stats
         columns_M = targets_M if shard is None else targets_M - shard.start
         here_M = (columns_M >= 0) & (columns_M < rows)
@@ -145,11 +144,7 @@ class _TokenLogprobs(torch.autograd.Function):
             lse_M, entropy_M, target_M = (part_M.clone() for part_M in stats_M3.unbind(1))
             logprobs_M = target_M - lse_M
         else:
-            lse_RM, entropy_RM, target_RM = shard.all_gather(stats_M3).unbind(2)
-            lse_M = lse_RM.logsumexp(0)
-            log_share_RM = lse_RM - lse_M
-            entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
-            logprobs_M = target_RM.sum(0) - lse_M
+            logprobs_M, entropy_M, lse_M = _over_ranks(shard.all_gather(stats_M3))
         ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M, slopes_MV)
         ctx.way, ctx.cap = way, top
         if not way.entropy_grad:
@@ -200,6 +195,16 @@ class _TokenLogprobs(torch.autograd.Function):
         if way.shard is not None:
             grad_hidden_MD = way.shard.all_reduce(grad_hidden_MD)
         return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, None, None
+
+
+def _over_ranks(stats_RM3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs, entropies and log-sum-exps [M] from those of each rank's part of the vocabulary.
+    H = sum_r w_r (H_r - log w_r), where w_r is the part's probability and H_r its entropy."""
+    lse_RM, entropy_RM, target_RM = stats_RM3.unbind(2)
+    lse_M = lse_RM.logsumexp(0)
+    log_share_RM = lse_RM - lse_M
+    entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
+    return target_RM.sum(0) - lse_M, entropy_M, lse_M
 
 
 def _aligned(width: int) -> int:

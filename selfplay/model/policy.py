@@ -292,12 +292,7 @@ def policy_logprobs(
     head = model.get_output_embeddings()
     weight_VD, rows = vocab_shard(head.weight)
     if getattr(head, "bias", None) is not None:
-        # The bias becomes a column of the weight, multiplied by a 1 that is appended to the hidden
-        # state; columns of zeros keep the rows aligned.
-        bias_V1 = vocab_shard(head.bias)[0][:, None]
-        weight_VD = torch.cat([weight_VD, pad(bias_V1, (0, ALIGNMENT - 1))], dim=1)
-        one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
-        hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
+        hidden_MD, weight_VD = _with_bias(hidden_MD, weight_VD, vocab_shard(head.bias)[0])
     scale, cap = logit_rule(model.config)
     return token_logprobs(
         hidden_MD,
@@ -309,6 +304,16 @@ def policy_logprobs(
         cap=None if cap is None else cap / scale,
         stats=getattr(model.base_model, "position_stats", None),  # of `engine.exact`
     )
+
+
+def _with_bias(
+    hidden_MD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bias as a column of the weight, multiplied by a 1 that is appended to the hidden state;
+    columns of zeros keep the rows aligned."""
+    one_M1, zeros = hidden_MD.new_ones(len(hidden_MD), 1), (0, ALIGNMENT - 1)
+    hidden_MD = torch.cat([hidden_MD, pad(one_M1, zeros)], dim=1)
+    return hidden_MD, torch.cat([weight_VD, pad(bias_V[:, None], zeros)], dim=1)
 
 
 def logit_rule(config: PretrainedConfig) -> tuple[float, float | None]:
