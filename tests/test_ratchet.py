@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13741, "an engine's room is what it takes, not its share of the GPU"),
-    "selfplay": Limit(24167, "an engine's room is what it takes, not its share of the GPU"),
-    "extras": Limit(2753, "vLLM, endpoint seat, verifiers, TextArena; what they refuse; GGUF"),
+    "core": Limit(13533, "an engine's room is what it takes, not its share of the GPU"),
+    "selfplay": Limit(24049, "an engine's room is what it takes, not its share of the GPU"),
+    "extras": Limit(2784, "vLLM with its settings, endpoint seat, verifiers, TextArena, GGUF"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34569, "two policies over two ranks, by FSDP and by tensor parallel"),
+    "tests": Limit(34557, "two policies over two ranks, by FSDP and by tensor parallel"),
     "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -45,7 +45,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.793  # a function: the least
+DOCSTRING_LINES = 2.797  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -104,8 +104,7 @@ def game_sums(episodes: Sequence[Episode], *, paid: bool = False) -> GameSums:
             for seat, reward in enumerate(rewards):
                 of_seat[str(seat)] += reward
     score = {"score": sum(e.score for e in episodes)} if episodes else {}
-    counted_in_turns = {name: float(count) for name, count in counts.items()}
-    measures = {**counted_in_turns, **scores, **own, **score}
+    measures = {**{name: float(num) for name, num in counts.items()}, **scores, **own, **score}
     return GameSums(measures, dict(games), dict(of_partner), dict(of_seat), unequal)
 
 

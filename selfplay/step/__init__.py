@@ -228,11 +228,8 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
 
 def sums_of_policies(metrics: Mapping[str, float]) -> dict[str, float]:
     """What counts over all policies, under its plain name."""
-    sums = dict[str, float]()
-    for name in metrics:
-        if (plain := name.partition("/")[0]) in COUNTS:
-            sums[plain] = sums.get(plain, 0.0) + metrics[name]
-    return sums
+    plain = {name: name.partition("/")[0] for name in metrics}
+    return add_up({plain[name]: metrics[name]} for name in metrics if plain[name] in COUNTS)
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
