@@ -35,10 +35,10 @@ WEIGHT = {
 STEP = {
     "files of a step": Limit(55, "doors: methods, observers, opponents, play, engines, policies"),
     "functions of a step": Limit(
-        359, "as above; the page's memory and tokens; checkpoints that monitors go back to"
+        352, "as above; the page's memory and tokens; checkpoints that monitors go back to"
     ),
     "lines of a step": Limit(
-        3433,
+        3299,
         "as above; whose request failed, moments of policies in turn; a small model's cast and"
         " the kept gradient of its logits",
     ),
