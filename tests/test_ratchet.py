@@ -27,8 +27,8 @@ WEIGHT = {
     "selfplay": Limit(24049, "an engine's room is what it takes, not its share of the GPU"),
     "extras": Limit(2784, "vLLM with its settings, endpoint seat, verifiers, TextArena, GGUF"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34557, "two policies over two ranks, by FSDP and by tensor parallel"),
-    "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
+    "tests": Limit(34575, "opponents and going back in the table of Kuhn poker"),
+    "bench": Limit(3350, "opponents and going back in the table of Kuhn poker"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.

@@ -75,15 +75,19 @@ def paid(chips, *, over):
     )
 
 
+DEALS = list(itertools.permutations(CARDS, 2))
+
+
 def deals(options):
     """All deals with their probabilities."""
-    pairs = list(itertools.permutations(CARDS, 2))
-    return [(Instance("".join(cards), cards), 1 / len(pairs)) for cards in pairs]
+    return [(Instance("".join(cards), cards), 1 / len(DEALS)) for cards in DEALS]
 
 
 def generate_instance(options, *, seed, index):
-    cards = random.Random(f"{seed} {index}").sample(CARDS, 2)
-    return Instance(f"{seed}-{index}", tuple(cards))
+    """Six instances in a row are the six deals, in random order."""
+    block, number = divmod(index, len(DEALS))
+    cards = random.Random(f"{seed} {block}").sample(DEALS, len(DEALS))[number]
+    return Instance(f"{seed}-{index}", cards)
 
 
 def vary(instance, seat, *, seed):

@@ -205,8 +205,8 @@ def test_the_view_effect_by_hand() -> None:
         ('return ("[pass]", "[bet]")', 'return ("[pass]", "[raise]")', "legal_moves.*'.raise.'"),
         ('return ("[pass]", "[bet]")', 'return ("[pass]",) * 2', "legal_moves.*once.*pass"),
         ('return ("[pass]", "[bet]")', "return ()", "legal_moves.*list each move.*got "),
-        ("1 / len(pairs)", "0.15", "deals of game .*sum to 1, got 0.9 over 6 deals"),
-        ("1 / len(pairs)", "-1 / 6", "deals of game .*sum to 1, got -1"),
+        ("1 / len(DEALS)", "0.15", "deals of game .*sum to 1, got 0.9 over 6 deals"),
+        ("1 / len(DEALS)", "-1 / 6", "deals of game .*sum to 1, got -1"),
         (
             'return ("[pass]", "[bet]")',
             'return ("[pass]", "[bet]")[:: 1 if self.instance.cards[1] == "J" else -1]',
