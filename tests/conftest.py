@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +18,6 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A run syncs each file that it saves; a disk takes milliseconds for that and for its removal.
-MEMORY = "/dev/shm"
-if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 << 30:
-    os.environ.setdefault("TMPDIR", MEMORY)
 
 from tests.helpers.shared_work import HOME
 
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from selfplay.chat.rendering import Rendering
 
 SECONDS = 2  # of a test without a mark
+MEMORY = Path("/dev/shm")
 OTHER_SETS = ("tests/sglang", "tests/vllm", "tests/gpu")
 
 gc.set_threshold(100_000, 20, 20)  # rarer collections save a twentieth of all time
@@ -44,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The first process makes the folder; those of pytest-xdist inherit its name."""
     if not hasattr(config, "workerinput"):
+        # A run syncs each file that it saves, which a disk takes milliseconds for.
+        if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+            os.environ.setdefault("TMPDIR", str(MEMORY))
+            tempfile.tempdir = None  # asks for the variable again
         os.environ[HOME] = tempfile.mkdtemp(prefix="selfplay-tests-")
     if "ATEN_CPU_CAPABILITY" in os.environ:
         # torch's fused attention in bf16 asks the processor and not this variable whether it can

@@ -207,7 +207,10 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
         unset = float("nan") if buffer.is_floating_point() else 0
         module, _, leaf = name.rpartition(".")
         model.get_submodule(module)._buffers[leaf] = torch.full_like(buffer, unset, device="cpu")
-    # As in from_pretrained. Only the buffers above get values; the rest is on the meta device.
+    # As in from_pretrained. Only the buffers above get values; a draw on the meta device would take
+    # a millisecond for each parameter.
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
     model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
         if buffer.isnan().any():

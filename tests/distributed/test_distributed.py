@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -221,31 +222,34 @@ def test_a_rank_that_waits_for_others_says_so(
     assert "at most 0.01 minutes; missing: 1; to run" in said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("present", "launcher", "told"),
-    [("02", False, "missing: 1;"), ("12", False, "missing: 0;"), ("1", True, "missing: 0, 2, 3;")],
-)
-def test_ranks_that_wait_name_those_that_never_come(
-    present: str, launcher: bool, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the store is that of a launcher and where rank 0, which would have it, is one."""
-    size = 4 if launcher else 3
+# Which ranks come, of how many, whether a launcher has the store, and what is told.
+COMES = [
+    ("02", 3, False, "missing: 1;"),
+    ("12", 3, False, "missing: 0;"),
+    ("1", 4, True, "missing: 0, 2, 3;"),
+]
 
-    def comes(rank: str) -> None:
-        os.environ["RANK"] = rank
+
+@pytest.mark.slow
+def test_ranks_that_wait_name_those_that_never_come() -> None:
+    """Also where the store is that of a launcher and where rank 0, which would have it, is one."""
+
+    def comes(rank: str, size: int, launcher: bool, port: int) -> None:
+        words = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank}
+        words |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        words |= {"TORCHELASTIC_USE_AGENT_STORE": True} if launcher else {}
+        os.environ |= {name: str(value) for name, value in words.items()}
         world.WAIT_REPORT_S, world.TIMEOUT_S = 1.0, 6.0
         init_world(device="cpu")
 
-    with free_port() as port:
-        words = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        words |= {"LOCAL_WORLD_SIZE": size}
-        words |= {"TORCHELASTIC_USE_AGENT_STORE": True} if launcher else {}
-        for name, value in words.items():
-            monkeypatch.setenv(name, str(value))
-        held = TCPStore("127.0.0.1", port, is_master=True) if launcher else None
-        ranks = {rank: fork(partial(comes, rank)) for rank in present}
-        told_by = {rank: process.communicate()[0] for rank, process in ranks.items()}
-    del held
-    for rank, said in told_by.items():
+    with ExitStack() as ports:
+        begun, held = [], []
+        for present, size, launcher, told in COMES:  # all wait at the same time
+            port = ports.enter_context(free_port())
+            if launcher:
+                held.append(TCPStore("127.0.0.1", port, is_master=True))
+            for rank in present:
+                begun.append((rank, told, fork(partial(comes, rank, size, launcher, port))))
+        told_by = [(rank, told, process.communicate()[0]) for rank, told, process in begun]
+    for rank, told, said in told_by:
         assert f"rank {rank} waits at" in said and said.count(told) == 1

@@ -20,12 +20,12 @@ import selfplay
 from selfplay.checkpoint import OpenCheckpoint, checkpoints, learner_state
 from selfplay.config import load_config
 from selfplay.errors import SettingsError
-from selfplay.metrics.observer import Observer, Step
 from selfplay.preflight.run import check_going_back, is_zero_sum
 from selfplay.step.ending import save_learner
 from selfplay.step.run import Policy
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import TRAINED
+from tests.helpers.given_numbers import VALUES
 from tests.helpers.interrupted import stopped
 from tests.helpers.tiny_run import (
     assert_same_run,
@@ -38,18 +38,10 @@ from tests.helpers.tiny_run import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = (0.5, 0.9, 0.8, 0.6, 0.1, 0.9)
 BACK = "back to best if observed/x < 0.3"
 
 
-class Given(Observer):
-    """The numbers by hand."""
-
-    def on_step(self, step: Step) -> dict[str, float]:
-        return {"x": VALUES[step.number - 1]}
-
-
-OBSERVED = (f"observers=[console, {__name__}:Given, league]", f"monitors=[{BACK}]")
+OBSERVED = ("observers=[console, tests.helpers.given_numbers:Given, league]", f"monitors=[{BACK}]")
 # Everything that learns or counts results: baselines, a moving reference, games to imitate, a pool,
 # a league.
 RUN = (

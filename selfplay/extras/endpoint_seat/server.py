@@ -142,6 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     seats: Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the program's receipt of its head
 
     def handle(self) -> None:
         """Answer the requests until the program leaves."""
