@@ -41,10 +41,10 @@ def test_an_interval_covers_the_true_mean_in_93_of_100_samples(
     every = np.repeat(list(games), list(games.values()))
     rng = np.random.default_rng(num_games)
     covered = 0
-    for _ in range(200):
+    for _ in range(100):
         _, low, high = mean_interval(rng.choice(every, num_games), lowest=lowest)
         covered += low <= every.mean() <= high
-    assert covered >= 186
+    assert covered >= 93
 
 
 @pytest.mark.parametrize(("num_games", "won"), [(1, 1), (16, 0), (16, 15), (67, 66), (400, 200)])

@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,63 +34,62 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
-def killed_at(event: int, work: object, home: Path) -> bool:
-    """Do the work in a forked process that SIGKILL ends before its `event`-th access to a file
-    below `home`; False if it has fewer."""
+def before_each_access(work: Callable[[], object], home: Path) -> list[Path]:
+    """Do the work in a fork. Copies of `home` before each access to a file below it, which are what
+    a SIGKILL there would leave; and `home` itself, as the work leaves it."""
+    copies = home.parent / "copies"
+    copies.mkdir()
     child = os.fork()
     if child == 0:
-        seen = 0
+        lock, copying, num = threading.RLock(), False, 0
 
         def watch(name: str, arguments: tuple[object, ...]) -> None:
-            nonlocal seen
+            nonlocal copying, num
             if name.startswith(("open", "os.", "shutil.")) and str(home) in str(arguments):
-                seen += 1
-                if seen == event:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                with lock:
+                    if not copying:  # the copy's own accesses
+                        copying, num = True, num + 1
+                        shutil.copytree(home, copies / f"{num:04d}")
+                        copying = False
 
         sys.addaudithook(watch)
-        work()  # type: ignore[operator]
+        work()
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return [*sorted(copies.iterdir()), home]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["new", "replaced"])
 def test_killed_at_any_file_access_leaves_the_old_folder_or_the_new_one(
     tmp_path: Path, replaced: bool
 ) -> None:
-    folder, found, event = tmp_path / "home" / "folder", [], 0
-    while True:
-        event += 1
-        shutil.rmtree(tmp_path / "home", ignore_errors=True)
-        (tmp_path / "home").mkdir()
-        if replaced:
-            write(folder, OLD)
-        if not killed_at(event, lambda: write(folder, NEW), tmp_path):
-            break
-        clear_leftovers([tmp_path / "home"])
-        there = folder.exists()
+    home, found = tmp_path / "home", []
+    home.mkdir()
+    if replaced:
+        write(home / "folder", OLD)
+    *killed, whole = before_each_access(lambda: write(home / "folder", NEW), home)
+    for left in killed:
+        clear_leftovers([left])
+        there = (left / "folder").exists()
         assert there or not replaced
-        assert list((tmp_path / "home").iterdir()) == [folder] * there
-        found.append(files_in(folder) if there else None)
+        assert list(left.iterdir()) == [left / "folder"] * there
+        found.append(files_in(left / "folder") if there else None)
         assert found[-1] in (NEW, OLD if replaced else None)
-        assert not there or damage(folder) is None
-    assert event > 15 and found == sorted(found, key=lambda files: files == NEW), "old, then new"
-    assert files_in(folder) == NEW
+        assert not there or damage(left / "folder") is None
+    assert len(found) > 15
+    assert found == sorted(found, key=lambda files: files == NEW), "old, then new"
+    assert NEW in found and found[0] != NEW and files_in(whole / "folder") == NEW
 
 
 def test_killed_while_it_is_deleted_a_folder_is_gone_or_whole(tmp_path: Path) -> None:
-    folder, event = tmp_path / "folder", 0
-    while True:
-        event += 1
-        write(folder, OLD)
-        if not killed_at(event, lambda: discard(folder), tmp_path):
-            break
-        clear_leftovers([tmp_path])
-        assert not folder.exists() or damage(folder) is None
-        assert list(tmp_path.iterdir()) == [folder] * folder.exists()
-    assert event > 5 and not folder.exists()
+    home = tmp_path / "home"
+    write(home / "folder", OLD)
+    *killed, gone = before_each_access(lambda: discard(home / "folder"), home)
+    for left in killed:
+        clear_leftovers([left])
+        assert not (left / "folder").exists() or damage(left / "folder") is None
+        assert list(left.iterdir()) == [left / "folder"] * (left / "folder").exists()
+    assert len(killed) > 4 and not (gone / "folder").exists()
 
 
 def test_everything_is_on_disk_before_the_folder_takes_its_name(

@@ -27,6 +27,7 @@ from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import TRAINED
 from tests.helpers.given_numbers import VALUES
 from tests.helpers.interrupted import stopped
+from tests.helpers.shared_work import once
 from tests.helpers.tiny_run import (
     assert_same_run,
     begin_halfway,
@@ -137,18 +138,32 @@ def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -
     assert kept == [[], [2], [2], [2, 4], [2, 5], [6]]
 
 
+def after_four_steps() -> Path:
+    """The folder of the run after its fourth step. Only to read."""
+
+    def make(home: Path) -> None:
+        begin_warm(home / "run", *RUN)
+        given = [f"out={home / 'run'}", *RUN]
+        with selfplay.start(load_config(write_tiny(home / "run"), given)) as run:
+            for _ in range(4):
+                run.step()
+
+    return once(("after four steps", RUN), make) / "run"
+
+
+# From the fourth step on: pushes are those of the start, of the fifth step, back, of the sixth.
 KILLED = {
-    "in the save": lambda: stopped(save_learner, 3, signal.SIGKILL),
-    "before the save has its name": lambda: stopped(OpenCheckpoint.finish, 3, signal.SIGKILL),
-    "in the push": lambda: stopped(SupervisedPolicy.push, 7, signal.SIGKILL),
-    "after it": lambda: stopped(SupervisedPolicy.push, 8, signal.SIGKILL),
+    "in the save": lambda: stopped(save_learner, 1, signal.SIGKILL),
+    "before the save has its name": lambda: stopped(OpenCheckpoint.finish, 1, signal.SIGKILL),
+    "in the push": lambda: stopped(SupervisedPolicy.push, 3, signal.SIGKILL),
+    "after it": lambda: stopped(SupervisedPolicy.push, 4, signal.SIGKILL),
 }
 
 
 @pytest.mark.parametrize("where", KILLED)
 def test_a_run_killed_in_the_going_back_goes_on_bit_for_bit(where: str, tmp_path: Path) -> None:
     straight, run = finished(*RUN), tmp_path / "run"
-    begin_warm(run, *RUN)
+    shutil.copytree(after_four_steps(), run)
     child = os.fork()
     if child == 0:
         try:
@@ -173,12 +188,9 @@ def test_a_run_goes_on_from_where_it_went_back(tmp_path: Path) -> None:
 def test_a_damaged_best_checkpoint_ends_the_run_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    begin_warm(run, *RUN)
+    run = shutil.copytree(after_four_steps(), tmp_path / "run")
     given = [f"out={run}", *RUN]
     with selfplay.start(load_config(write_tiny(run), given)) as opened:
-        for _ in range(4):
-            opened.step()
         shutil.rmtree(run / "checkpoints" / "step_000002")
         with pytest.raises(selfplay.RunEnds, match=r"step_000002 must be undamaged.*with step 6"):
             opened.step()
