@@ -117,6 +117,8 @@ ENGINES = {"HFEngine", "SGLangEngine", "EnginePart"}
 
 def asks_which_engine(node: ast.AST) -> bool:
     """An `isinstance` or a cast to an engine's class, or a kind compared with an engine's name."""
+    if not isinstance(node, ast.Call | ast.Compare):
+        return False
     named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in ("isinstance", "issubclass", "cast") and bool(named & ENGINES)

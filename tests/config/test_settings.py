@@ -310,8 +310,8 @@ def test_dumped_settings_load_as_an_equal_object(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round.yaml"
     path.write_text(dump(config), encoding="utf-8")
-    assert load(Config, path, []) == config
-    assert difference(load(Config, path, []), config) == []
+    loaded = load(Config, path, [])
+    assert loaded == config and difference(loaded, config) == []
 
 
 def test_difference_names_each_key_with_both_values() -> None:
