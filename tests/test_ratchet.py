@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24051, "no draw for weights on the meta device"),
     "extras": Limit(2785, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34591, "no draw for weights on the meta device"),
+    "tests": Limit(34601, "each step of the example plays every deal equally often"),
     "bench": Limit(3350, "opponents and going back in the table of Kuhn poker"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
