@@ -41,7 +41,7 @@ warm_start: {num_games: 400, teachers: ["solo", "honest:tell=top"], batch_size: 
 rollout: {instances: 4, group_size: 4, max_turns: 4, max_retries: 1, max_new_tokens: 24,
           max_game_tokens: 160}
 optim: {lr: 1.0e-3, schedule: linear, tokens_per_microbatch: 1024}
-eval: {every: 0, num_games: 8, final_games: 8, talk_games: 0}
+eval: {every: 0, num_games: 8, final_games: 4, talk_games: 0}
 """
 # What an engine and the trainer may differ by over one token in the tiny run.
 RUN_FORWARD = 400 + 64 + 2 * (64 + 64 + 16 + 192 + 32 + 64)
