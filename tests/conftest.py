@@ -29,7 +29,7 @@ MEMORY = Path("/dev/shm")
 OTHER_SETS = ("tests/sglang", "tests/vllm", "tests/gpu")
 
 gc.set_threshold(100_000, 20, 20)  # rarer collections save a twentieth of all time
-settings.register_profile("house", deadline=None, derandomize=True)
+settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
 
 

@@ -38,7 +38,7 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
     """Also between its steps, which go on as without an evaluation."""
     begin_warm(tmp_path / "run")
-    talk = {"eval.talk_games": 8}
+    talk = {"eval.talk_games": 8, "eval.final_games": 8}
     with selfplay.start(SETTINGS, talk, out=tmp_path / "run", steps=2) as run:
         before = run.evaluate(4)
         assert before["scores"] == run.before["sampled"]["scores"][:4]
@@ -53,7 +53,7 @@ def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
         run.finish()
         assert after["scores"] == run.after["greedy"]["scores"]
         assert run.after["sampled"]["talk"]["num_games"] > 0
-        rows = selfplay.evaluate(run, num=4, temperature=0).rows
+        rows = selfplay.evaluate(run, num=8, temperature=0).rows
     assert rows["policy, greedy"]["scores"] == after["scores"]
     plain = selfplay.load_run(finished()).metrics[:2]
     assert [line["score"] for line in run.metrics] == [line["score"] for line in plain]

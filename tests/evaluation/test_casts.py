@@ -68,7 +68,7 @@ def test_an_evaluation_repeats_the_held_out_games_of_the_run(tmp_path: Path) -> 
     own = json.loads((run / "held_out_after.json").read_text())["sampled"]
     for place in (run, run / "checkpoints/step_000003"):
         row = policy_of(tmp_path / place.name, str(place))
-        assert texts(row) == texts(own) and row["scores"] == own["scores"]
+        assert texts(row)[:4] == texts(own) and row["scores"][:4] == own["scores"]
     left, right = find_policies(run).values()
     earlier, _ = find_policies(run / "checkpoints/step_000002").values()
     assert not same_weights(left.weights, right.weights)

@@ -17,7 +17,7 @@ model: {scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64, ma
                   vocab_size: 300, tokenizer_games: 60}}
 warm_start: {num_games: 200, batch_size: 8, epochs: 2, warmup_steps: 10, lr: 6.0e-3}
 rollout: {max_turns: 8, max_retries: 1, max_new_tokens: 24, max_game_tokens: 180}
-eval: {final_games: 8, talk_games: 0}
+eval: {final_games: 1, talk_games: 0}
 """
 TWO = f"{SETTINGS}policies: {{caller: {{}}, clerk: {{}}}}\n"
 

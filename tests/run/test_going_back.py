@@ -27,7 +27,7 @@ from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import TRAINED
 from tests.helpers.given_numbers import VALUES
 from tests.helpers.interrupted import stopped
-from tests.helpers.shared_work import once
+from tests.helpers.shared_work import once, slow_except
 from tests.helpers.tiny_run import (
     assert_same_run,
     begin_halfway,
@@ -160,7 +160,7 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("where", KILLED)
+@pytest.mark.parametrize("where", slow_except(KILLED, "in the save", "after it"))
 def test_a_run_killed_in_the_going_back_goes_on_bit_for_bit(where: str, tmp_path: Path) -> None:
     straight, run = finished(*RUN), tmp_path / "run"
     shutil.copytree(after_four_steps(), run)

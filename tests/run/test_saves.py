@@ -98,7 +98,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     ("name", "harm", "found"),
     [
         ("one", flipped, "policies/one/state/__0_0.distcp has other bytes"),
-        ("one", zeroed, "it cannot be loaded"),
+        pytest.param("one", zeroed, "it cannot be loaded", marks=pytest.mark.slow),
         ("other", zeroed, "it cannot be loaded"),
     ],
 )
