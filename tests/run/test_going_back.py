@@ -189,8 +189,7 @@ def test_a_damaged_best_checkpoint_ends_the_run_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(after_four_steps(), tmp_path / "run")
-    given = [f"out={run}", *RUN]
-    with selfplay.start(load_config(write_tiny(run), given)) as opened:
+    with selfplay.start(load_config(write_tiny(run), [f"out={run}", *RUN])) as opened:
         shutil.rmtree(run / "checkpoints" / "step_000002")
         with pytest.raises(selfplay.RunEnds, match=r"step_000002 must be undamaged.*with step 6"):
             opened.step()

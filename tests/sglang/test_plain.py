@@ -71,7 +71,8 @@ def test_turns_and_scores_have_the_logprobs_of_the_weights_that_were_pushed(
     requests = [Request(PROMPT[:n], 12, n) for n in (1, 7, 40)]
     for request, completion in zip(requests, engine.generate_batch(requests, SAMPLED), strict=True):
         assert completion.version == version
-        assert len(completion.ids) == 12 or completion.finish == "stop"  # it may end by chance
+        # By chance one may end before.
+        assert len(completion.ids) == 12 or completion.finish == "stop"
         assert tiny.worst_mismatch(model, list(request.prompt_ids), completion) < 1e-4
     [scored] = engine.score([PROMPT])()
     with torch.no_grad():
