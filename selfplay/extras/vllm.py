@@ -199,15 +199,9 @@ class VLLMEngine(Engine):
         assert isinstance(config.engine, VLLMOptions)
         chosen, folder, itemsize = config.engine, str(weights), DTYPES[config.model.dtype].itemsize
         if world.device.type == "cuda" and "kv_cache_memory_bytes" not in chosen.server_args:
-            tokens = launch.partner_tokens(
-                chosen,
-                folder,
-                launch.expected_parameters(folder),
-                gpu=world.local_rank,
-                itemsize=itemsize,
-                most=config.rollout.max_game_tokens,
-            )
-            cache = {"kv_cache_memory_bytes": tokens * launch.token_bytes(folder, itemsize)}
+            sizes, most = launch.Sizes.of(folder, itemsize), config.rollout.max_game_tokens
+            tokens = launch.partner_tokens(chosen, sizes, gpu=world.local_rank, most=most)
+            cache = {"kv_cache_memory_bytes": tokens * sizes.token}
             chosen = replace(chosen, server_args=chosen.server_args | cache)
         return cls._of_rank(config, chosen, weights, world, load_format="auto")
 

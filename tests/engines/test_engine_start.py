@@ -82,39 +82,47 @@ def test_the_deterministic_mode_is_for_gpus() -> None:
 def test_engines_that_share_a_gpu_divide_its_cache_and_requests() -> None:
     """A quarter more requests each, because games with one prompt stay together."""
     config = replace(CONFIG, tp_size=1, processes=4, max_cache_tokens=8000)
-    each = launch.config_of_each(config, "folder", {}, gpu=0, itemsize=2)
+    each = launch.config_of_each(config, launch.Sizes(0, 0), gpu=0)
     assert (each.max_cache_tokens, each.max_batch) == (2000, 30)
 
 
-def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """2 layers x 2 x 1 head x 64 x 2 bytes are 512 a token: 1,100 fit beside 100 weights' 200 B."""
+def test_the_sizes_of_a_model_by_hand(tmp_path: Path) -> None:
+    """A token has 2 layers x 2 x 1 head x 64 elements. A layer has four matrices of 64 x 64, three
+    of 64 x 8 and two norms; the embedding has 10 rows, and there is a last norm."""
     described = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 1}
     described |= {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 64}
+    described |= {"vocab_size": 10, "intermediate_size": 8, "tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(described))
+    layer = 4 * 64 * 64 + 3 * 64 * 8 + 2 * 64
+    weights = 10 * 64 + 2 * layer + 64
+    assert launch.Sizes.of(str(tmp_path), itemsize=2) == (2 * weights, 2 * 256)
+
+
+def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,100 tokens of 512 bytes fit beside weights of 200."""
     free = 2 * (1100 * 512 + 200)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free, free))
     config = replace(CONFIG, tp_size=1, processes=1, max_cache_tokens=0, mem_fraction=0.5)
-    parameters = {"weight": torch.Size([10, 10])}
-    one = launch.config_of_each(config, str(tmp_path), parameters, gpu=0, itemsize=2)
+    sizes = launch.Sizes(200, 512)
+    one = launch.config_of_each(config, sizes, gpu=0)
     assert (one.max_cache_tokens, one.max_batch) == (1100, config.max_batch)
     # A partner has at most a quarter of the share, here 275 tokens: enough for 9 of 30, not of 300.
-    sizes = {"gpu": 0, "itemsize": 2}
-    partner = launch.config_of_partner(config, str(tmp_path), parameters, context=30, **sizes)
+    partner = launch.config_of_partner(config, sizes, gpu=0, context=30)
     assert partner.max_cache_tokens == 275
     few = replace(config, max_batch=2)
-    partner = launch.config_of_partner(few, str(tmp_path), parameters, context=30, **sizes)
+    partner = launch.config_of_partner(few, sizes, gpu=0, context=30)
     assert partner.max_cache_tokens == 60
     with pytest.raises(SettingsError, match=r"a cache for 300 tokens"):
-        launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
+        launch.config_of_partner(config, sizes, gpu=0, context=300)
     # Before it wakes, the trainer makes room for its share, or for two of its processes' weights
     # and a cache of a set size, half on each of two GPUs.
-    assert launch.room_of(config, str(tmp_path), parameters, **sizes) == free / 2
+    assert launch.room_of(config, sizes, gpu=0) == free / 2
     two = replace(config, processes=2, max_cache_tokens=100)
-    assert launch.room_of(two, str(tmp_path), parameters, **sizes) == 2 * 200 + 100 * 512
+    assert launch.room_of(two, sizes, gpu=0) == 2 * 200 + 100 * 512
     two = replace(two, processes=1, tp_size=2)
-    assert launch.room_of(two, str(tmp_path), parameters, **sizes) == 100 + 50 * 512
+    assert launch.room_of(two, sizes, gpu=0) == 100 + 50 * 512
 
 
 def test_the_trainer_makes_room_for_each_of_two_engines_alike(
@@ -124,7 +132,7 @@ def test_the_trainer_makes_room_for_each_of_two_engines_alike(
     free, rooms = 96.0, []
     for part in launch.parted([replace(CONFIG, max_cache_tokens=0, mem_fraction=0.25)] * 2):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free, 96))  # noqa: B023
-        rooms.append(launch.room_of(part, "folder", {}, gpu=0, itemsize=2))
+        rooms.append(launch.room_of(part, launch.Sizes(0, 0), gpu=0))
         free -= rooms[-1]
     assert rooms == pytest.approx([24, 24])
 

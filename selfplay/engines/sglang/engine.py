@@ -108,12 +108,10 @@ class SGLangEngine(Engine):
         self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
         if device == "cpu" and not config.max_cache_tokens:
             config = replace(config, max_cache_tokens=launch.CPU_CACHE)
-        gpu, itemsize = base_gpu_id if device == "cuda" else None, self.dtype.itemsize
-        self._room = launch.room_of(config, model_path, expected, gpu=gpu, itemsize=itemsize)
+        sizes = launch.Sizes.of(model_path, self.dtype.itemsize)
+        self._room = launch.room_of(config, sizes, gpu=base_gpu_id if device == "cuda" else None)
         if config.processes > 1 or (device == "cuda" and config.tp_size == 1):
-            config = launch.config_of_each(
-                config, model_path, expected, gpu=base_gpu_id, itemsize=itemsize
-            )
+            config = launch.config_of_each(config, sizes, gpu=base_gpu_id)
         self._arguments = launch.engine_arguments(
             model_path,
             config,
@@ -169,9 +167,8 @@ class SGLangEngine(Engine):
         kind, chosen = cls._able(replace(config.engine, tp_size=world.replica.size), world)
         if not world.replica.leads:
             dtype = DTYPES[config.model.dtype]
-            gpu, itemsize = world.device.index, dtype.itemsize
-            shapes = launch.expected_parameters(str(weights))
-            room = launch.room_of(chosen, str(weights), shapes, gpu=gpu, itemsize=itemsize)
+            sizes = launch.Sizes.of(str(weights), dtype.itemsize)
+            room = launch.room_of(chosen, sizes, gpu=world.device.index)
             return kind.part(world, dtype, room=room)
         return kind._of_rank(config, chosen, weights, world, load_format=load_format)
 
@@ -204,10 +201,8 @@ class SGLangEngine(Engine):
         assert isinstance(config.engine, ChosenEngine)
         chosen = launch.config_of_partner(
             replace(config.engine, tp_size=world.replica.size),
-            str(weights),
-            launch.expected_parameters(str(weights)),
+            launch.Sizes.of(str(weights), DTYPES[config.model.dtype].itemsize),
             gpu=_first_gpu(world) if world.device.type == "cuda" else None,
-            itemsize=DTYPES[config.model.dtype].itemsize,
             context=config.rollout.max_game_tokens,
         )
         kind, chosen = cls._able(chosen, world)

@@ -22,9 +22,10 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -199,14 +200,29 @@ def check_machine(engine: SGLangOptions) -> None:
             )
 
 
-def config_of_each(
-    config: ChosenEngine,
-    model_path: str,
-    parameters: Mapping[str, torch.Size],
-    *,
-    gpu: int,
-    itemsize: int,
-) -> ChosenEngine:
+class Sizes(NamedTuple):
+    """The bytes that a model's weights take in an engine, and a token in its cache."""
+
+    weights: int
+    token: int
+
+    @classmethod
+    def of(cls, folder: str, itemsize: int) -> Sizes:
+        """Those of the model with this folder's config, with elements of this size."""
+        from transformers import AutoConfig
+
+        from selfplay.model.families import cache_width
+
+        text = AutoConfig.from_pretrained(folder).get_text_config()
+        token_bytes = int(text.num_hidden_layers * cache_width(text) * itemsize)
+        return cls(bytes_of(expected_parameters(folder), itemsize), token_bytes)
+
+    def fitting(self, share_bytes: float) -> int:
+        """The size in tokens of the cache that fits, with the weights, into this share of a GPU."""
+        return int((share_bytes - self.weights) / self.token)
+
+
+def config_of_each(config: ChosenEngine, sizes: Sizes, *, gpu: int) -> ChosenEngine:
     """The settings of each of `config.processes` engines that share this GPU.
 
     Each has a cache of a fixed size: SGLang itself derives the size from the free memory during its
@@ -219,25 +235,17 @@ def config_of_each(
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
     share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
-    tokens = fitting_tokens(share_bytes, model_path, parameters, itemsize=itemsize)
+    tokens = sizes.fitting(share_bytes)
     if tokens < 1:
         raise SettingsError(
             f"engine.mem_fraction must leave each of engine.processes more than its weights, "
-            f"{bytes_of(parameters, itemsize) / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB "
-            "each"
+            f"{sizes.weights / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB each"
         )
     fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the fixed-size cache takes
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
 
 
-def room_of(
-    config: ChosenEngine,
-    model_path: str,
-    parameters: Mapping[str, torch.Size],
-    *,
-    gpu: int | None,
-    itemsize: int,
-) -> float:
+def room_of(config: ChosenEngine, sizes: Sizes, *, gpu: int | None) -> float:
     """The bytes that the weights and caches of an engine that starts now will take on this GPU.
 
     Either its share of the free memory, or less if the size of the cache is set; with tensor
@@ -248,8 +256,7 @@ def room_of(
     share = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0]
     if not config.max_cache_tokens:
         return share
-    cache_bytes = config.max_cache_tokens * token_bytes(model_path, itemsize)
-    taken = config.processes * bytes_of(parameters, itemsize) + cache_bytes
+    taken = config.processes * sizes.weights + config.max_cache_tokens * sizes.token
     return min(share, taken / config.tp_size)
 
 
@@ -270,13 +277,7 @@ def parted(engines: Sequence[Any]) -> list[Any]:
 
 
 def config_of_partner(
-    config: ChosenEngine,
-    model_path: str,
-    parameters: Mapping[str, torch.Size],
-    *,
-    gpu: int | None,
-    itemsize: int,
-    context: int,
+    config: ChosenEngine, sizes: Sizes, *, gpu: int | None, context: int
 ) -> ChosenEngine:
     """The settings of a frozen partner's engine, which keeps its memory for the whole run.
 
@@ -285,21 +286,11 @@ def config_of_partner(
     config = replace(config, processes=1, sessions=False, adapts=False, alone=True)
     if gpu is None or config.max_cache_tokens:
         return config
-    tokens = partner_tokens(
-        config, model_path, parameters, gpu=gpu, itemsize=itemsize, most=context
-    )
+    tokens = partner_tokens(config, sizes, gpu=gpu, most=context)
     return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of the free memory
 
 
-def partner_tokens(
-    config: Any,
-    model_path: str,
-    parameters: Mapping[str, torch.Size],
-    *,
-    gpu: int,
-    itemsize: int,
-    most: int,
-) -> int:
+def partner_tokens(config: Any, sizes: Sizes, *, gpu: int, most: int) -> int:
     """The size in tokens of the cache of a frozen partner's engine.
 
     It holds transcripts of `most` tokens for all games at once, in at most a quarter of the
@@ -307,11 +298,9 @@ def partner_tokens(
     hold one transcript.
     """
     free, total = torch.cuda.mem_get_info(gpu)
-    weights_bytes = bytes_of(parameters, itemsize) / config.tp_size
+    weights_bytes = sizes.weights / config.tp_size
     share_bytes = min(0.8 * free, weights_bytes + config.mem_fraction / 4 * total)
-    fitting = fitting_tokens(
-        share_bytes * config.tp_size, model_path, parameters, itemsize=itemsize
-    )
+    fitting = sizes.fitting(share_bytes * config.tp_size)
     if fitting < most:
         raise SettingsError(
             f"a partner's engine needs {weights_bytes / 2**30:.1f} GiB for its weights and a cache "
@@ -319,24 +308,6 @@ def partner_tokens(
             "engine.mem_fraction, or serve the partner elsewhere (endpoint:)"
         )
     return min(fitting, config.max_batch * most)
-
-
-def fitting_tokens(
-    share_bytes: float, model_path: str, parameters: Mapping[str, torch.Size], *, itemsize: int
-) -> int:
-    """The size in tokens of the cache that fits, with the weights, into this share of a GPU."""
-    cache_bytes = share_bytes - bytes_of(parameters, itemsize)
-    return int(cache_bytes / token_bytes(model_path, itemsize))
-
-
-def token_bytes(model_path: str, itemsize: int) -> int:
-    """The size in bytes of a token in the cache of the model with this folder's config."""
-    from transformers import AutoConfig
-
-    from selfplay.model.families import cache_width
-
-    text = AutoConfig.from_pretrained(model_path).get_text_config()
-    return int(text.num_hidden_layers * cache_width(text) * itemsize)
 
 
 def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
@@ -405,7 +376,8 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
             gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
 
 
-def expected_parameters(model_path: str) -> dict[str, torch.Size]:
+@lru_cache(maxsize=8)
+def expected_parameters(model_path: str) -> Mapping[str, torch.Size]:
     """Names and shapes of the parameters of a complete push, without a tied output head.
 
     They are the parameters of the transformers model with this config.
