@@ -312,14 +312,7 @@ class _Begun:
     def restored(self, state: Mapping[str, Any], engine: SupervisedPolicy) -> Policy:
         """The policy as a checkpoint's trainer state has it."""
         own, config = of_policy(state, self.name), self.config
-        sync_check = SyncCheck(
-            self.learner,
-            engine,
-            config=config.engine,
-            start_bound=self.start_bound,
-            optim=config.optim,
-            offloaded=config.parallel.offload == "all",
-        )
+        sync_check = SyncCheck(self.learner, engine, config, start_bound=self.start_bound)
         sync_check.restore(own["sync_check"])
         policy = Policy(
             name=self.name,

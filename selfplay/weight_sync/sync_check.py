@@ -48,7 +48,7 @@ from itertools import compress
 from typing import Any
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import EngineConfig, OptimConfig
+from selfplay.config import Config
 from selfplay.distributed import gather_objects
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner, batch_logprobs
@@ -69,27 +69,20 @@ class SyncCheck:
     """The comparison after each push, with its noise floor.
 
     It is off with the hf engine, whose parameters are the policy's own or a copy that is compared
-    bit for bit, and with `offloaded` parameters, which cannot score. `start_bound` is the bound
-    from the noise that the start check measured. `optim` has the sizes of micro-batches. Every rank
-    must call each method. `turns` are this rank's, at most `num_turns`. Each process of an engine
-    scores its own turns and is compared like an engine.
+    bit for bit, and with offloaded parameters, which cannot score. `start_bound` is the bound from
+    the noise that the start check measured. `config` is the policy's, with the chosen engine. Every
+    rank must call each method. `turns` are this rank's, at most `num_turns`. Each process of an
+    engine scores its own turns and is compared like an engine.
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        engine: SupervisedPolicy,
-        *,
-        config: EngineConfig,
-        start_bound: float,
-        optim: OptimConfig,
-        offloaded: bool,
+        self, learner: Learner, engine: SupervisedPolicy, config: Config, *, start_bound: float
     ) -> None:
-        self._learner, self._engine = learner, engine
-        self._exact = bool(config.kernels)
-        self._least = 0.0 if config.kernels else max(config.max_mismatch, start_bound)
-        self._optim, self._off = optim, offloaded or not engine.engine.scores
-        self._num_processes = config.copies
+        self._learner, self._engine, self._optim = learner, engine, config.optim
+        self._exact = bool(config.engine.kernels)
+        self._least = 0.0 if self._exact else max(config.engine.max_mismatch, start_bound)
+        self._off = config.parallel.offload == "all" or not engine.engine.scores
+        self._num_processes = config.engine.copies
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[ScoredTurn] = ()

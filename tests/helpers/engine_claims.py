@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,8 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
     offload = Offload(learner, ParallelConfig())
-    check = SyncCheck(
-        learner,
-        SupervisedPolicy(learner, engine, offload),
-        config=engine_settings,
-        start_bound=0.0,
-        optim=config.optim,
-        offloaded=False,
-    )
+    config = replace(config, engine=engine_settings)
+    check = SyncCheck(learner, SupervisedPolicy(learner, engine, offload), config, start_bound=0.0)
     check.keep_turns(turns)
     asked: list[int] = []
     score = engine.score

@@ -166,14 +166,8 @@ def checked(
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
     policy_engine = kind(learner, scorer, Offload(learner, ParallelConfig()))
-    check = SyncCheck(
-        learner,
-        policy_engine,
-        config=ChosenEngine(kind="sglang", exact=exact),
-        start_bound=start_bound,
-        optim=config.optim,
-        offloaded=False,
-    )
+    config = replace(config, engine=ChosenEngine(kind="sglang", exact=exact))
+    check = SyncCheck(learner, policy_engine, config, start_bound=start_bound)
     check.keep_turns(spoken(model, MIN_TURNS, seed=0))
     policy_engine.engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner
