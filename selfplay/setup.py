@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TextIO
@@ -290,14 +289,13 @@ class _Begun:
         """The learner, compared with the engine, which sleeps. `before` are the learners of
         the policies before it, `later` the policies after it."""
         config, world = self.config, self.world
-        kind, kernels = engine_kind(config.engine.kind), config.engine.kernels
+        kind = engine_kind(config.engine.kind)
         self.learner = make_learner(
             config,
             self.weights,
             world,
             rendering=self.rendering,
             reader=self.partners.reader,
-            as_engine=import_module(kernels).compute_as_engine if kernels else None,
             name=self.name,
             seats=self.seats,
             beside=before,

@@ -93,7 +93,6 @@ def make_learner(
     *,
     imitation: str = "",
     adapters: bool = True,
-    as_engine: Callable[[PreTrainedModel], None] | None = None,
     rendering: Rendering | None = None,
     reader: Callable[[Spec], Ask] | None = None,
     name: str = "",
@@ -104,7 +103,7 @@ def make_learner(
     """The sharded policy, its optimizer, a reference for the KL and the methods of the settings.
     With adapters only they are trained, and the reference is the same model without them.
     `imitation` names the optimizer of a warm start, which has neither reference nor methods.
-    Without `adapters` all weights are trained. `as_engine` makes models compute as the engine does.
+    Without `adapters` all weights are trained.
 
     With several policies `name` and `seats` are this one's, `beside` are the learners made before,
     and `later` has the settings and weights of the policies whose learners come after it, by name.
@@ -122,7 +121,7 @@ def make_learner(
         recompute=RECOMPUTED[config.parallel.checkpointing],
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
-        as_engine=as_engine,
+        kernels="" if imitation else config.engine.kernels,
     )
     alike = [each for each in beside if each.base == base and bool(each.adapters) is bool(lora)]
     if lora is not None and alike:

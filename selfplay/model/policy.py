@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -155,15 +156,15 @@ def load_sharded(
     liger: bool = False,
     adapters: Mapping[str, LoraConfig] = MappingProxyType({}),
     seed: int = 0,
-    as_engine: Callable[[PreTrainedModel], None] | None = None,
+    kernels: str = "",
 ) -> PreTrainedModel:
     """`load_model` and `shard` in one, for models that do not fit on a single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
     tensor, so it never holds more than its shard and one tensor. The `adapters` of policies, by
-    name and drawn from `seed`, are added and everything else is frozen. `as_engine` makes it
-    compute as the engine does. Raises ValueError for a folder without safetensors and for a tensor
-    that is not in the folder.
+    name and drawn from `seed`, are added and everything else is frozen. With the module of an
+    engine's `kernels` it computes as the engine does. Raises ValueError for a folder without
+    safetensors and for a tensor that is not in the folder.
     """
     if world.mesh is None:
         model = load_model(name_or_folder, device=world.device, dtype=master_dtype)
@@ -174,14 +175,14 @@ def load_sharded(
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
     stored = Stored(folder, model)
     check_complete(folder, stored.missing, stored.unread, warns=world.rank == 0)
-    if as_engine is not None:
-        as_engine(model)
+    if kernels:
+        import_module(kernels).compute_as_engine(model)
     elif liger:
         apply_liger(model)
     for policy, lora in adapters.items():
         add_adapters(model, lora, seed=seed, policy=policy)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    wrapped = bool(adapters) or as_engine is not None
+    wrapped = bool(adapters or kernels)
     shard(model, world, compute_dtype=compute_dtype, recompute=recompute, wrapped=wrapped)
 
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
