@@ -108,7 +108,7 @@ class SGLangEngine(Engine):
         self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
         if device == "cpu" and not config.max_cache_tokens:
             config = replace(config, max_cache_tokens=launch.CPU_CACHE)
-        sizes = launch.Sizes.of(model_path, self.dtype.itemsize)
+        sizes = launch.Sizes.of(model_path, self.dtype.itemsize, expected)
         self._room = launch.room_of(config, sizes, gpu=base_gpu_id if device == "cuda" else None)
         if config.processes > 1 or (device == "cuda" and config.tp_size == 1):
             config = launch.config_of_each(config, sizes, gpu=base_gpu_id)

@@ -22,7 +22,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -207,15 +206,18 @@ class Sizes(NamedTuple):
     token: int
 
     @classmethod
-    def of(cls, folder: str, itemsize: int) -> Sizes:
-        """Those of the model with this folder's config, with elements of this size."""
+    def of(
+        cls, folder: str, itemsize: int, parameters: Mapping[str, torch.Size] | None = None
+    ) -> Sizes:
+        """Those of the model with this folder's config and, if known, these parameters, with
+        elements of this size."""
         from transformers import AutoConfig
 
         from selfplay.model.families import cache_width
 
         text = AutoConfig.from_pretrained(folder).get_text_config()
         token_bytes = int(text.num_hidden_layers * cache_width(text) * itemsize)
-        return cls(bytes_of(expected_parameters(folder), itemsize), token_bytes)
+        return cls(bytes_of(parameters or expected_parameters(folder), itemsize), token_bytes)
 
     def fitting(self, share_bytes: float) -> int:
         """The size in tokens of the cache that fits, with the weights, into this share of a GPU."""
@@ -376,8 +378,7 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
             gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
 
 
-@lru_cache(maxsize=8)
-def expected_parameters(model_path: str) -> Mapping[str, torch.Size]:
+def expected_parameters(model_path: str) -> dict[str, torch.Size]:
     """Names and shapes of the parameters of a complete push, without a tied output head.
 
     They are the parameters of the transformers model with this config.
