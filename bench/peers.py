@@ -1,4 +1,4 @@
-"""Compares TRL's GRPOTrainer with this project's update: same transcripts, same GPU, one run.
+"""Compares TRL's trainers with this project's update: same transcripts, same GPU, one run.
 
 The transcripts equal those of bench.update --groups: groups share a prompt, the parts after it have
 geometric lengths, and every second token of a part is sampled. Both take a full optimizer step of
@@ -6,6 +6,10 @@ GRPO: forward, backward, clipping, AdamW, at learning rate 0. TRL gets the trans
 `rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
 counted. It runs with Liger's layers and its own fused log-probs, with the fastest of the --ways and
 --batches. Weights are random and in the same dtype for both.
+
+TRL's AsyncGRPOTrainer, which packs a trie of tokens and takes no Liger, gets the transcripts from a
+stub in place of its vLLM worker; its pushes go nowhere. Its FlashAttention-3 comes from the Hub as
+the step runs, so a kernel that is installed here stands in for it. Its packing is counted, as ours.
 
     python -m bench.peers                               one GPU, 0.5B and 7B
     python -m bench.peers --whole --shapes 0.5B         whole steps; needs SGLang
@@ -15,13 +19,15 @@ With --whole both take whole steps on the same instances: one answer of --own to
 8x8 prompt, the update, new weights in the engine. TRL generates with transformers on the same GPU,
 as without vLLM; this project's step is train.py's loop (bench.loop).
 
-A way of TRL is the attention of its model, as transformers names it. With --whole a colon and
-the way of generation follow: "generate" (one padded batch), "continuous" (transformers' continuous
-batching: TRL then casts the trained weights to bf16, and CUDA graphs are captured in each step) or
-"eager" (the same without CUDA graphs). A case that fails is a row with its error.
+A way of TRL is the attention of its model, as transformers names it; ":async" after the kernel
+(flash_attention_4, varlen, sdpa) is AsyncGRPOTrainer. With --whole a colon and the way of
+generation follow: "generate" (one padded batch), "continuous" (transformers' continuous batching:
+TRL then casts the trained weights to bf16, and CUDA graphs are captured in each step) or "eager"
+(the same without CUDA graphs). A case that fails is a row with its error.
 
 Prints one JSON line per case: seconds of a step, transcript tokens/s (each transcript counts its
-full prompt) and peak GiB; finally the speedup of this project's step over TRL's fastest.
+full prompt) and peak GiB; finally the speedup of this project's step over the fastest of each of
+TRL's trainers.
 """
 
 from __future__ import annotations
@@ -31,13 +37,14 @@ import gc
 import json
 import math
 import os
+import queue
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -46,7 +53,8 @@ from typing import Any
 from bench.rows import SHAPES, group_arguments, keep
 
 FLASH = "flash_attention_4"
-WAYS = ["sdpa", FLASH]
+ASYNC = "async"
+WAYS = ["sdpa", FLASH, f"varlen:{ASYNC}", f"{FLASH}:{ASYNC}"]
 WHOLE_WAYS = ["sdpa:generate", "sdpa:eager", f"{FLASH}:eager", f"{FLASH}:continuous"]
 # The second word of a way: TRL's settings.
 GENERATIONS: dict[str, dict[str, Any]] = {
@@ -69,7 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
     parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
-    parser.add_argument("--ways", nargs="+", help="of TRL; default: sdpa and flash-attn-4")
+    parser.add_argument("--ways", nargs="+", help="of TRL; default: all")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     parser.add_argument("--whole", action="store_true", help="whole steps with each one's engine")
     parser.add_argument("--attention", default="auto", help="of our engine, with --whole")
@@ -79,12 +87,13 @@ def arguments() -> argparse.Namespace:
         chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 2, 24, 12
         chosen.batches, chosen.budget = [4, 8], 2048
     ways = WHOLE_WAYS if chosen.whole else WAYS
-    chosen.ways = chosen.ways or [way for way in ways if not chosen.dry_run or FLASH not in way]
+    if chosen.dry_run:
+        ways = ["sdpa:generate", "sdpa:eager"] if chosen.whole else ["sdpa", f"sdpa:{ASYNC}"]
+    chosen.ways = chosen.ways or ways
+    known = [*GENERATIONS][1:] if chosen.whole else [ASYNC]
     for way in chosen.ways:
-        if way.partition(":")[2] not in GENERATIONS:
-            parser.error(
-                f"--ways {way}: after the colon comes one of {', '.join([*GENERATIONS][1:])}"
-            )
+        if (after := way.partition(":")[2]) and after not in known:
+            parser.error(f"--ways {way}: after the colon comes one of {', '.join(known)}")
     return chosen
 
 
@@ -92,6 +101,7 @@ if __name__ == "__main__":  # --help and a mistake are answered before torch is 
     arguments()
 
 # isort: split
+import numpy as np
 import torch
 from datasets import Dataset
 from datasets.table import InMemoryTable
@@ -104,7 +114,7 @@ from transformers import (
 from transformers.integrations import flash_paged
 
 from bench import loop
-from bench.shapes import qwen2_config, random_model
+from bench.shapes import qwen2_config, random_model, save_random
 from bench.update import peak_gib, restart_peak, synchronize, transcripts
 from dialop.shown import error_line
 from selfplay.advantages.sample import Sample
@@ -114,6 +124,7 @@ from selfplay.distributed import World, close_world, init_world
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import update_policy
+from selfplay.model import attention
 from selfplay.model.policy import DTYPES, liger_is_here
 from selfplay.setup import make_tokenizer
 
@@ -140,6 +151,7 @@ class StepTimes(TrainerCallback):
     def __init__(self, device: torch.device) -> None:
         self._device, self._start, self.scoring_s = device, 0.0, 0.0
         self.seconds: list[float] = []
+        self.ends: list[float] = []
 
     def _now(self) -> float:
         synchronize(self._device)
@@ -149,7 +161,8 @@ class StepTimes(TrainerCallback):
         self._start, self.scoring_s = self._now(), 0.0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(self._now() - self._start - self.scoring_s)
+        self.ends.append(self._now())
+        self.seconds.append(self.ends[-1] - self._start - self.scoring_s)
 
     def excluded(self, scoring: Any) -> Any:
         """The function `scoring`, wrapped so that its seconds are not counted."""
@@ -161,6 +174,73 @@ class StepTimes(TrainerCallback):
             return result
 
         return timed
+
+
+class GivenSamples:
+    """Stands in for the worker that samples from vLLM: these samples, several times."""
+
+    def __init__(self, samples: Sequence[Sample], *, times: int) -> None:
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[Any] = queue.Queue()
+        for number in range(times):
+            for sample in samples:
+                self.rollout_buffer.put(given(sample, number))
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def update_model_version(self, model_version: int) -> None: ...
+    def check_health(self, stale_after_s: float) -> None: ...
+
+
+def given(sample: Sample, number: int) -> Any:
+    """The sample as AsyncGRPOTrainer reads it, in its `number`-th step."""
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    first = sample.mask.index(1)
+    return RolloutSample(
+        prompt=[],
+        completion=[],
+        input_ids=np.array(sample.ids),
+        completion_mask=np.array(sample.mask),
+        old_log_probs=np.array(sample.old_logprobs, np.float32),
+        advantage=sample.advantages[first],
+        model_version=number,
+        group_id=int(sample.name.partition(".")[0]),
+        metrics={},
+    )
+
+
+class Nowhere:
+    """Stands in for the push to vLLM."""
+
+    def init_weight_transfer(self) -> None: ...
+    def pause(self) -> None: ...
+    def send_weights(self, iterator: Any) -> None: ...
+    def resume(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attends:
+    """Stands in for the module of FlashAttention-3."""
+
+    attend: Callable[..., torch.Tensor]
+
+    def flash_attn_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        *,
+        softmax_scale: float,
+        **_: Any,
+    ) -> torch.Tensor:
+        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return self.attend(q, k, v, attention.Span(*bounds, scale=softmax_scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +272,12 @@ class Trl:
         for sample in samples:
             groups.setdefault(sample.name.partition(".")[0], []).append(sample)
         own = slice(self.options.prompt, None)
+        if way.endswith(f":{ASYNC}"):
+            in_order = [sample for group in groups.values() for sample in group]
+            seconds = self._async_seconds(in_order, kernel=way.partition(":")[0], batch=batch)
+            tokens = sum(len(s.ids) for s in samples)
+            who = "TRL AsyncGRPOTrainer, a stub for vLLM, a local kernel for FlashAttention-3"
+            return figures(who, self.shape, seconds, self.world, tokens_per_s=tokens)
 
         def rollout(prompts: list[str], _trainer: Any) -> dict[str, Any]:
             taken = [groups[p][prompts[:i].count(p)] for i, p in enumerate(prompts)]
@@ -212,6 +298,61 @@ class Trl:
         )
         tokens = sum(len(s.ids) for s in samples)
         return figures("TRL", self.shape, seconds, self.world, tokens_per_s=tokens)
+
+    def _async_seconds(self, samples: list[Sample], *, kernel: str, batch: int) -> float:
+        """Median seconds between the ends of AsyncGRPOTrainer's steps on these samples, in passes
+        of `batch`, with its trie's packing."""
+        from trl.experimental.async_grpo import (
+            AsyncGRPOConfig,
+            AsyncGRPOTrainer,
+            async_grpo_trainer,
+            packing,
+        )
+
+        attend = {FLASH: attention._flash, "varlen": attention._varlen, "sdpa": attention._padded}
+        packing._flash_attn = lambda: Attends(attend[kernel])  # type: ignore[assignment]
+        restart_peak(self.world.device)
+        cuda, large = self.world.device.type == "cuda", is_large(self.shape)
+        if not cuda:  # it would ask for the GPU's name
+            async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+        weights = self.folder / "weights"
+        if not weights.exists():
+            save_random(self.shape, weights, self.world.device)
+        settings = AsyncGRPOConfig(
+            output_dir=str(self.folder),
+            dtype="bfloat16" if large else "float32",
+            max_steps=self.options.steps + 2,
+            token_budget=0,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=len(samples) // batch,
+            num_generations=self.options.group_size,
+            max_staleness=self.options.steps + 2,
+            learning_rate=0.0,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            bf16=cuda,
+            use_cpu=not cuda,
+            gradient_checkpointing=large,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        times = StepTimes(self.world.device)
+        worker: Any = GivenSamples(samples, times=self.options.steps + 3)
+        trainer = AsyncGRPOTrainer(
+            model=str(weights),
+            reward_funcs=lambda **_: [],
+            args=settings,
+            train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": ["-"]}), fingerprint="-"),
+            processing_class=self.tokenizer,
+            rollout_worker=worker,
+            weight_transfer=Nowhere(),
+            callbacks=[times],
+        )
+        restart_peak(self.world.device)
+        trainer.train()
+        return median(end - start for start, end in pairwise(times.ends[1:]))
 
     def whole_step(self, prompts: list[str], *, way: str, batch: int) -> dict[str, Any]:
         """Its whole step with its own generation."""
@@ -243,7 +384,7 @@ class Trl:
         restart_peak(self.world.device)
         cuda, large = self.world.device.type == "cuda", is_large(self.shape)
         dtype = torch.bfloat16 if large else torch.float32
-        attention, _, generation = way.partition(":")
+        kernel, _, generation = way.partition(":")
         settings = GRPOConfig(
             output_dir=str(self.folder),
             max_steps=self.options.steps + 1,
@@ -271,7 +412,7 @@ class Trl:
         table = InMemoryTable.from_pydict({"prompt": prompts})
         times = StepTimes(self.world.device)
         trainer = GRPOTrainer(
-            model=random_weights(self.shape, dtype, self.world, attention),
+            model=random_weights(self.shape, dtype, self.world, kernel),
             reward_funcs=reward,
             args=settings,
             # With an explicit name: Dataset.from_list pickles the table to make one, which fails
@@ -307,12 +448,12 @@ def name_bounds() -> None:
     flash_paged.lazy_import_paged_flash_attention = loaded
 
 
-def random_weights(name: str, dtype: torch.dtype, world: World, attention: str) -> PreTrainedModel:
+def random_weights(name: str, dtype: torch.dtype, world: World, kernel: str) -> PreTrainedModel:
     """A plain transformers model of this shape."""
     config = qwen2_config(name)
     with torch.device(world.device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention
+            config, dtype=dtype, attn_implementation=kernel
         )
     return model
 
@@ -432,10 +573,12 @@ def main() -> None:
             trl = Trl(
                 name, make_tokenizer(config, Path(folder), world), world, options, Path(folder)
             )
-            theirs = [row["seconds"] for row in trl.cases(partial(trl.update, samples), say)]
-            if theirs:
-                times = min(theirs) / ours[0]["seconds"]
-                say({"shape": name, "times_as_fast_as_TRL": round(times, 2)})
+            theirs: dict[str, list[float]] = {}
+            for row in trl.cases(partial(trl.update, samples), say):
+                theirs.setdefault(row["way"].partition(":")[2], []).append(row["seconds"])
+            for kind, seconds in theirs.items():
+                times = round(min(seconds) / ours[0]["seconds"], 2)
+                say({"shape": name, f"times_as_fast_as_TRL{'_' * bool(kind)}{kind}": times})
     close_world(world)
 
 

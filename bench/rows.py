@@ -35,6 +35,11 @@ def show(row: Mapping[str, Any]) -> None:
     print(" | ".join(shown), flush=True)
 
 
+def last_line(text: str) -> str:
+    """The last line of an output that is not empty."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+
+
 def ended(bench: str, error: object) -> int:
     """Print the error in one line on stderr; returns the exit status."""
     print(f"bench.{bench}: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import rollout, soak
+from bench import loop, one_gpu, rollout, soak
 from bench.chat_templates import main as judge_templates
 from bench.chat_templates import outcome
 from bench.rows import STAGES
@@ -75,6 +75,40 @@ def test_shared_prefixes_compute_fewer_tokens_for_the_same_loss(tmp_path: Path) 
         saved = plain["computed_tokens"] - shared["computed_tokens"]
         assert 0 < saved <= (16 - 2) * 64 and saved % 64 == 0
         assert abs(plain["loss"] - shared["loss"]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_both_trainers_of_trl_take_their_steps_on_the_same_transcripts(tmp_path: Path) -> None:
+    """A way that fails would be a row with its error."""
+    out = tmp_path / "rows.jsonl"
+    run_bench("peers", "--out", str(out))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row.get("way") for row in rows[2:-2]] == ["sdpa"] * 2 + ["sdpa:async"] * 2
+    assert all(row["tokens_per_s"] > 0 for row in rows[:-2])
+    assert {*rows[-2], *rows[-1]} == {"shape", "times_as_fast_as_TRL", "times_as_fast_as_TRL_async"}
+
+
+def test_a_row_of_the_table_is_worked_out_from_the_figures() -> None:
+    """512 games of ten turns in 8 s are 640 turns/s; 0.5 of 700 TFLOP/s are 0.35 of 989."""
+    row = {"step_s": 17.0, "play_s": 8.0, "update_s": 8.5, "num_games": 512}
+    row |= {"update_utilisation": 0.5, "peak_operations": 7e14}
+    line = one_gpu.table_row("0.5B", [row], 100.0)
+    assert line == "| 0.5B | 512 | 17.0: 8.0, 8.5 | 640 | 0.50 | 0.35 | 700 | 100 |"
+    assert line.count("|") == one_gpu.HEAD.partition("\n")[0].count("|")
+
+
+@pytest.mark.parametrize("name", one_gpu.PARTS)
+def test_every_part_of_the_one_gpu_table_has_words_that_its_bench_knows(
+    name: str, tmp_path: Path
+) -> None:
+    """In a dry run, too, which leaves out what only a GPU has."""
+    for dry in (False, True):
+        module, *words = one_gpu.PARTS[name].command(tmp_path / "rows", dry=dry)[2:]
+        assert words[-2:] == ["--out", str(tmp_path / "rows")]
+        assert ("--dry-run" in words) is dry and not (dry and "--mean" in words)
+        if module == "bench.loop" and dry:
+            assert loop.arguments(words).shape == "tiny"
 
 
 def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
