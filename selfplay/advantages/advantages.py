@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from operator import attrgetter
 from typing import Any, TypeVar
+
+import numpy as np
 
 from dialop.game import LARGEST, all_usable
 from selfplay.advantages.branches import branch_samples
@@ -408,11 +411,13 @@ def imitation_samples(episodes: Sequence[Episode], *, policy: str | None = None)
     ]
 
 
-def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) -> Sample:
-    """A sample to imitate: every token of the mask has advantage 1."""
-    # Not float(trained), which creates an object per token.
-    advantages = [1.0 if trained else 0.0 for trained in mask]
-    return Sample(name, ids, mask, [0.0] * len(ids), advantages, starts=tuple(starts))
+def imitated(name: str, ids: Sequence[int], mask: Sequence[int], starts: Sequence[int]) -> Sample:
+    """A sample to imitate: every token of the mask has advantage 1. Arrays are packed faster and
+    take less than half of the memory of lists; a warm start has hundreds of thousands of them."""
+    flags = bytes(mask)
+    values = array("f", np.frombuffer(flags, np.uint8).astype(np.float32).tobytes())
+    ids = array("q", np.asarray(ids, np.int64).tobytes())
+    return Sample(name, ids, flags, (), values, starts=tuple(starts))
 
 
 # --- helpers --------------------------------------------------------------------------------------

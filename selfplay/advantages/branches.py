@@ -63,7 +63,7 @@ def _turn_sample(
         name=f"{name_of(episode)} {name}",
         group=f"turn {point.turn} of {name_of(episode)}",
         ids=sample.ids[:end],  # tokens after the last trained one are not needed
-        mask=[0] * start + sample.mask[start:end],
+        mask=[*[0] * start, *sample.mask[start:end]],
         old_logprobs=sample.old_logprobs[:end],
         advantages=sample.advantages[:end],
         starts=tuple(start for start in sample.starts if start < end),
@@ -82,7 +82,7 @@ def _after(episode: Episode, point: BranchPoint, name: str, config: RewardConfig
         sample = replace(
             sample,
             name=f"{name_of(episode)} {name} seat {seat}",
-            mask=[0] * start + sample.mask[start:],
+            mask=[*[0] * start, *sample.mask[start:]],
             group=f"seat {seat} after turn {point.turn} of {name_of(episode)}",
         )
         if 1 in sample.mask:

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seat's transcript, ready for the update. A list has one entry per token, or is empty if
-    nothing is known.
+    """One seat's transcript, ready for the update. A sequence has one entry per token, or is empty
+    if nothing is known; it is a list, or an `array` or bytes, which are packed faster.
 
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
@@ -28,10 +28,10 @@ class Sample:
     """
 
     name: str
-    ids: list[int]
-    mask: list[int]
-    old_logprobs: list[float]
-    advantages: list[float]
+    ids: Sequence[int]
+    mask: Sequence[int]
+    old_logprobs: Sequence[float]
+    advantages: Sequence[float]
     returns: list[float] = field(default_factory=list)
     group: str = ""
     seating: str = ""

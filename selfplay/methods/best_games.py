@@ -46,7 +46,8 @@ class BestGames(Method):
 
     def state(self) -> dict[str, Any]:
         """The names, ids, masks and sequence starts of the best games' samples."""
-        return {"best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in self.best]}
+        plain = [[(s.name, [*s.ids], [*s.mask], s.starts) for s in game] for game in self.best]
+        return {"best": plain}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The games of a checkpoint; older checkpoints hold them under their own key `best`."""

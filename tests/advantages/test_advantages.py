@@ -343,8 +343,8 @@ def test_imitation_gives_every_token_of_a_legal_turn_advantage_1() -> None:
     """The policy's own refused turn counts in no imitation, and stays in its transcript."""
     game = erring(0, 1.0, errors=1)
     (sample,) = imitation_samples([game])
-    assert sample.ids == [1, 10, 1, 11]
-    assert sample.mask == sample.advantages == [0, 0, 0, 1]
+    assert [*sample.ids] == [1, 10, 1, 11]
+    assert [*sample.mask] == [*sample.advantages] == [0, 0, 0, 1]
     own = game.transcripts[0]
     assert own is not None and own.mask == [0, 1, 0, 1]
     own.mark_untrained(1)  # as a teacher's detour

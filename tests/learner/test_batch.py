@@ -1,8 +1,11 @@
 """Packing by hand: trained positions, their values, and how samples fill micro-batches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from selfplay.advantages.advantages import imitated
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.learner.batch import (
@@ -55,6 +58,37 @@ def test_the_first_token_of_a_transcript_cannot_be_trained() -> None:
     bad = Sample("bad", [1, 2], [1, 1], [0.0, 0.0], [1.0, 1.0])
     with pytest.raises(ValueError):
         pack([SHORT, bad], device=CPU)
+
+
+def test_a_sample_of_arrays_is_packed_as_one_of_lists() -> None:
+    """What is imitated has an array of ids, bytes as its mask, advantage 1 and no log-probs."""
+    made = [imitated(one.name, one.ids, one.mask, one.starts) for one in (LONG, SHORT)]
+    plain = [
+        replace(one, old_logprobs=[0.0] * len(one.ids), advantages=[float(m) for m in one.mask])
+        for one in (LONG, SHORT)
+    ]
+    assert [[*one.ids] for one in made] == [one.ids for one in plain]
+    world = init_world(device="cpu")
+    batches = [[b for _, b in micro_batches(each, world, budget=100)] for each in (made, plain)]
+    for (found,), (expected,) in [batches]:
+        for name in ("targets_M", "advantages_M", "old_logprobs_M", "sample_M"):
+            assert torch.equal(getattr(found, name), getattr(expected, name))
+            assert getattr(found, name).dtype == getattr(expected, name).dtype
+        assert torch.equal(found.row.ids_N, expected.row.ids_N)
+        assert found.advantages_M.tolist() == [1.0] * num_trained_tokens(made)
+
+
+def test_a_row_s_tensors_are_aligned_though_one_copy_moves_them() -> None:
+    """Kernels read 16 bytes at once. Five trained tokens take 20 of them."""
+    one = replace(LONG, mask=[0, 1, 1, 1, 1, 1], columns={"prior": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    batch = pack([one], device=CPU)
+    tensors = [batch.targets_M, batch.advantages_M, batch.old_logprobs_M, batch.columns["prior"]]
+    tensors += [batch.row.ids_N, batch.row.cu_seqlens_S1, batch.row.predict_M]
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    batch.targets_M.zero_()  # another tensor is not changed by it, in autograd's eyes too
+    assert [tensor._version for tensor in tensors] == [1, *[0] * (len(tensors) - 1)]
+    assert batch.columns["prior"].tolist() == [1.5, 2.5, 3.5, 4.5, 5.5]
+    assert batch.old_logprobs_M.tolist() == [0.0, -1.0, -2.0, 0.0, -3.0]
 
 
 def test_split_by_hand() -> None:
