@@ -1,7 +1,8 @@
 """From settings to the parts of a run: tokenizer, first weights, engine, learner, partners.
 
 GPU memory determines the order: the engine starts first and takes its share of the free memory,
-then sleeps while the learner is created.
+then sleeps while the learner is created. It may start before the learner of a warm start
+(`warm_start/beside.py`).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from selfplay.metrics.run_folder import (
     hold_run,
     keep_code,
     lock_run,
+    note_start,
     open_run,
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
@@ -67,6 +69,7 @@ from selfplay.preflight.seats import who_plays
 from selfplay.rollout.seating import pieces_of
 from selfplay.step.ending import push_all, saves_after
 from selfplay.step.run import Policy, Run
+from selfplay.warm_start.beside import EngineBeside, fits_beside
 from selfplay.warm_start.imitation import (
     first_folder,
     first_weights,
@@ -75,7 +78,7 @@ from selfplay.warm_start.imitation import (
     tokenizer_folder,
 )
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.start import choose_engine, load_engine
+from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervised import Supervised, SupervisedPolicy, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
 
@@ -128,7 +131,7 @@ def set_up(
         each.check(checked if each is first else None)
     on_first_rank(home.make_ready, world)  # nothing is written to the folder before this
     for each in begun:
-        each.make_weights()
+        each.make_weights(cleanup)
     run_engines = engine_kind(config.engine.kind).parted([each.config.engine for each in begun])
     for each, engine in zip(begun, run_engines, strict=True):
         each.config = replace(each.config, engine=engine)
@@ -166,6 +169,7 @@ def set_up(
     ]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
+    note_start(folder, world.rank, getattr(first.engine, "start_s", {}))
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} already has {first_step} of {config.steps} steps; increase steps to "
@@ -232,9 +236,9 @@ class _Begun:
         on_first_rank(partial(try_endpoints, config), world)
         self.start_check = check_model(config, self.tokenizer, checked, world)
 
-    def make_weights(self) -> None:
+    def make_weights(self, cleanup: ExitStack) -> None:
         """The tokenizer and the first weights, by a warm start if there is one, and the engine's
-        settings for them."""
+        settings for them; perhaps the engine, too, which then sleeps."""
         config, world, folder = self.config, self.world, self.folder
         if config.model.path is None:
             self.tokenizer = make_tokenizer(config, folder, world, self.tokenizer)
@@ -247,16 +251,13 @@ class _Begun:
             for why in start_warnings(config, self.rendering):
                 print(f"warning: {why}", file=sys.stderr)
         own = () if folder == self.run.path else self.seats  # in the run's folder one for all
+        beside = EngineBeside(config, world, cleanup, self.start_check.sample)
+        beside.rewritten, beside.notes = self.rendering.rewritten, self.run.path / "code.txt"
+        beside.starts = len(self.run.config.policy_names) == 1 and fits_beside(config, world)
         self.weights = first_weights(
-            config, folder, self.tokenizer, self.rendering, world, seats=own
+            config, folder, self.tokenizer, self.rendering, world, seats=own, engine=beside
         )
-        self.config, _ = choose_engine(
-            config,
-            self.weights,
-            world,
-            rewritten=self.rendering.rewritten,
-            notes=self.run.path / "code.txt",
-        )
+        self.config, self.beside = beside.chosen(self.weights), beside.engine
 
     def add_partners(self, cleanup: ExitStack) -> None:
         """Load the partners of `rollout.partners`. With several policies they play this one's seats
@@ -273,8 +274,12 @@ class _Begun:
         cleanup.callback(self.partners.close)
 
     def start_engine(self, cleanup: ExitStack) -> None:
-        """The engine, awake, with the first weights; none yet if it shares the learner's."""
+        """The engine, awake, with the first weights, unless it started beside the warm start; none
+        yet if it shares the learner's."""
         if engine_kind(self.config.engine.kind).shares(self.world):
+            return
+        if self.beside is not None:
+            self.engine = self.beside
             return
         self.engine = load_engine(self.config, self.weights, self.world, cleanup=cleanup)
         self.start_check.sample(Supervised(self.engine, self.world))

@@ -137,9 +137,9 @@ class Engine(GameRunner):
     plays no games but takes part in `load`, `compare` and `wake`.
 
     A subclass defines `dtype`, `start`, `run_games`, `load` and `compare`, and overrides any other
-    default that differs. Facts that are needed before an engine exists (`in_trainer`, `shares`,
-    `needs_merged`, `num_weights`) are on the class, so importing the class must not import its
-    libraries.
+    default that differs. Facts that are needed before an engine exists (`in_trainer`,
+    `starts_empty`, `shares`, `needs_merged`, `num_weights`) are on the class, so importing the
+    class must not import its libraries.
 
     `weight_sync.supervised` calls in this order: `start`, `sleep`; then in each step `wake` for
     weights, `load`, `compare`, `wake` for the cache, `run_games`, `score`, `sleep`. After an
@@ -149,6 +149,7 @@ class Engine(GameRunner):
 
     in_trainer: ClassVar[bool] = False  # it runs in the trainer's process; its model never sleeps
     score_temperature: ClassVar[float | None] = None  # the only one of `score`; None: any
+    starts_empty: ClassVar[bool] = False  # a warm start runs beside it (warm_start/beside.py)
     scores: bool = False  # whether its log-probs can differ from the trainer's with equal weights
     version: int = 0  # of the last `load`
     dtype: torch.dtype  # of the weights that it takes

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import yaml
 
 import selfplay
@@ -285,6 +286,18 @@ def open_run(opening: Opening) -> None:
             print(f"{folder} continues with other versions (before -> now): {others}", flush=True)
         digests = [f"{what} sha256 {digest}" for what, digest in own.items()]
         file.write("\n".join([*_describe_start(), versions, *digests, "", ""]))
+
+
+def note_start(folder: Path, rank: int, engine: Mapping[str, float]) -> None:
+    """On rank 0, print how long this process took until it can play, and how long its engine's
+    start, by part in seconds, and note it in code.txt."""
+    age = time.time() - psutil.Process().create_time()
+    parts = "; the engine's start " * bool(engine)
+    parts += ", ".join(f"{part} {took:.1f}" for part, took in engine.items())
+    if rank == 0:
+        print(line := f"start: {age:.1f} s until the first game{parts}", flush=True)
+        with (folder / "code.txt").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def keep_code(opening: Opening) -> None:

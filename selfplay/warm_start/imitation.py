@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Player, ScriptedPartner, Teacher
 from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import game_setup, scripted_games
+from selfplay.warm_start.beside import EngineBeside
 from selfplay.warm_start.options import WarmStartConfig
 from selfplay.warm_start.teachers import teacher_mixture, tokenizer_scripts
 
@@ -125,20 +126,20 @@ def warm_start(
     learner: Learner,
     config: Config,
     rendering: Rendering,
+    games: Sequence[Sequence[Sample]],
     *,
     folder: Path,
     seats: Collection[int] = (),
 ) -> dict[str, float]:
-    """Train the learner, in place, to imitate chats and these seats of games (none: all). Every
-    rank must call.
+    """Train the learner, in place, to imitate chats and these seats (none: all) of the teachers'
+    `games`, from `saved_samples`. Every rank must call.
 
-    Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
-    checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the metrics of the
-    log's last line, each a mean over the optimizer steps since the previous line.
+    Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves a checkpoint every
+    SAVE_EVERY optimizer steps in `progress_folder`. Returns the metrics of the log's last line,
+    each a mean over the optimizer steps since the previous line.
     """
     warm, world = config.warm_start, learner.world
-    saved = saved_samples(config, rendering, folder=folder, world=world)
-    stages = [of_seats(stage, seats) for stage in saved]
+    stages = [of_seats(stage, seats) for stage in games]
     files, chats = list[Sample](), list[Sample]()
     if warm.recorded is not None:
         files += of_seats(_people(config, rendering, folder=folder, rank=world.rank), seats)
@@ -188,14 +189,20 @@ def of_seats(samples: Sequence[Sample], seats: Collection[int]) -> list[Sample]:
 
 
 def saved_samples(
-    config: Config, rendering: Rendering, *, folder: Path, world: World
+    config: Config,
+    rendering: Rendering,
+    *,
+    folder: Path,
+    world: World,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[list[Sample]]:
     """The transcripts of the warm start's first games and of its other games, as from
     `teacher_samples`; an empty list is left out.
 
     The games are played in chunks, which the ranks share and save to the run's `folder`; saved
     chunks are not played again. With `data.processes` above 1 each rank uses as many single-thread
-    processes. Every rank must call.
+    processes, and calls `meanwhile` while they play; otherwise it calls it first. If that fails, no
+    further chunk is begun. Every rank must call.
     """
     num_games, num_first = config.warm_start.num_games, config.warm_start.first_games
     # Independent of the number of processes, which may change when a run resumes.
@@ -210,6 +217,7 @@ def saved_samples(
     missing = [chunk for chunk in own if damage(chunk_folder(folder, chunk)) is not None]
     loaded = dict[range, list[Sample]]()
     if config.data.processes == 1 or not missing:
+        meanwhile()
         for chunk in missing:
             _play_and_save(config, rendering, folder, chunk)
     else:
@@ -222,8 +230,19 @@ def saved_samples(
             initargs=(1,),
         ) as pool:
             played = pool.map(partial(_play_job, job_config, tokenizer, folder), missing)
-            for chunk, _ in zip(missing, played, strict=True):  # while the others are played
-                loaded[chunk] = _load(chunk_folder(folder, chunk))
+
+            def load() -> None:
+                for chunk, _ in zip(missing, played, strict=True):  # while the others are played
+                    loaded[chunk] = _load(chunk_folder(folder, chunk))
+
+            with ThreadPoolExecutor(1) as loader:
+                loading = loader.submit(load)
+                try:
+                    meanwhile()
+                    loading.result()
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
     barrier(world)
     limit = config.rollout.max_game_tokens
     return [
@@ -272,7 +291,7 @@ def _load(folder: Path) -> list[Sample]:
     named = json.loads((folder / "names.json").read_text())
     ids_and_masks = (tensors[name].split(lengths) for name in ("ids", "masks"))
     return [
-        imitated(name, ids.tolist(), mask.tolist(), starts)
+        imitated(name, ids.long().numpy(), mask.numpy(), starts)
         for (name, starts), ids, mask in zip(named, *ids_and_masks, strict=True)
     ]
 
@@ -498,18 +517,28 @@ def first_weights(
     world: World,
     *,
     seats: Collection[int] = (),
+    engine: EngineBeside | None = None,
 ) -> Path:
-    """The `first_folder`; created if it does not exist, by an imitation of these seats, or all."""
+    """The `first_folder`; created if it does not exist, by an imitation of these seats, or all.
+    Then `engine`, if given, may start with it and gets its weights at the end."""
     settings = config.warm_start
     if not settings.imitates:
         return _own_weights(config, folder, tokenizer, world)
     if not (warm := first_folder(config, folder)).exists():
-        own = _own_weights(config, folder, tokenizer, world)
-        learner = make_learner(
-            config, own, world, imitation=settings.optimizer, adapters=settings.lora
-        )
-        means = warm_start(learner, config, rendering, folder=folder, seats=seats)
+        own, made = _own_weights(config, folder, tokenizer, world), list[Learner]()
+
+        def begin() -> None:
+            if engine is not None:
+                engine.start(own)  # first, because it takes a share of the free memory
+            how = {"imitation": settings.optimizer, "adapters": settings.lora}
+            made.append(make_learner(config, own, world, **how))
+
+        games = saved_samples(config, rendering, folder=folder, world=world, meanwhile=begin)
+        learner = made.pop()
+        means = warm_start(learner, config, rendering, games, folder=folder, seats=seats)
         export_atomically(learner.model, tokenizer, warm, world=world)
+        if engine is not None:
+            engine.fill(learner)
         if world.rank == 0:
             loss = f"with a loss of {means['imitation_loss']:.3f} nats per token"
             print(f"the warm start is finished {loss}; the policy is in {warm}", flush=True)

@@ -102,6 +102,21 @@ def test_shipped_configs_fit_where_they_say(name: str, size: str, ranks: int, to
     assert why_not(replace(demand_of(size, config, total=total), ranks=ranks)) is None
 
 
+@pytest.mark.parametrize("name", ["scratch_h200", "planning_h200", "mediation_h200"])
+def test_an_imitation_beside_a_sleeping_engine_needs_no_more_than_an_update(name: str) -> None:
+    """So an engine may start before it: where the run fits, both fit."""
+    config = load_config(CONFIGS / f"{name}.yaml")
+    phases = estimate(demand_of("26M", config)).phases
+    start, update = phases["warm start"], phases["update"]
+    assert start["engine asleep"] == update["engine asleep"] >= 2.0
+    assert sum(start.values()) <= sum(update.values())
+    for words in (["warm_start.num_games=8"], ["warm_start={num_games: 8, optimizer: muon}"]):
+        phases = estimate(
+            demand_of("1.5B", load_config(CONFIGS / "qwen2.5_1.5b.yaml", words))
+        ).phases
+        assert sum(phases["warm start"].values()) <= sum(phases["update"].values())
+
+
 def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
     def asked(*words: str, total: float = H200) -> Demand:
         config = load_config(CONFIGS / "qwen2.5_7b.yaml", words)

@@ -21,10 +21,12 @@ MESHES = [
 def test_a_run_trains_pushes_and_ends_on_each_mesh(
     num: int, tp: int, engine_tp: int, more: list[str], tmp_path: Path
 ) -> None:
-    """The engine's log-probs are the trainer's in the first step and after each push."""
+    """The engine starts beside the warm start; its log-probs are the trainer's in the first step
+    and after each push."""
     out = tmp_path / "run"
     words = (f"parallel.tp={tp}", f"engine.tp_size={engine_tp}", *more)
-    small.run(out, *words, num=num if num > 1 else 0)
+    said = small.run(out, *words, num=num if num > 1 else 0)
+    assert said.index("engine up") < said.index("the warm start is finished")
     for step in small.steps_of(out, 2):
         assert AWAY in more or step["sync_check_mismatch"] < 0.03
         assert step["mismatch_kl"] < 0.01

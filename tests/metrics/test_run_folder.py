@@ -24,6 +24,7 @@ from selfplay.metrics.run_folder import (
     check_names,
     check_run_folder,
     hold_run,
+    note_start,
     open_run,
 )
 from selfplay.warm_start.imitation import scratch_tokenizer
@@ -47,6 +48,19 @@ def test_a_run_folder_holds_settings_and_code(tmp_path: Path) -> None:
     assert "commit " in code and "torch " in code and "python " in code
     begin(folder, config)
     assert (folder / "code.txt").read_text().count("started ") == 2
+
+
+def test_each_start_notes_how_long_it_took_until_its_first_game() -> None:
+    code = (finished() / "code.txt").read_text()
+    said = re.findall(r"^start: (.+) s until the first game$", code, re.MULTILINE)
+    assert len(said) == code.count("started ") > 0 and all(float(age) > 0 for age in said)
+
+
+def test_a_start_notes_the_parts_of_its_engine_s(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        note_start(tmp_path, rank, {"import": 3.04, "first answer": 0.5})
+    (line,) = (tmp_path / "code.txt").read_text().splitlines()
+    assert line.endswith(" s until the first game; the engine's start import 3.0, first answer 0.5")
 
 
 def test_a_file_of_ones_own_that_was_edited_since_needs_another_python(tmp_path: Path) -> None:

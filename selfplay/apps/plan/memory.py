@@ -28,6 +28,7 @@ from selfplay.learner.optimizer import MAX_AT_ONCE
 from selfplay.model.families import cache_width
 from selfplay.model.logprob import KEPT, KEPT_WIDTH, LIVE_LOGITS
 from selfplay.model.policy import DTYPES
+from selfplay.warm_start.beside import fits_beside
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
@@ -167,8 +168,9 @@ def gpu_gib(nominal_gb: float) -> float:
 def estimate(demand: Demand) -> Memory:
     """The memory of each phase of a step on one GPU, and of the warm start before the first.
 
-    The warm start has no reference, critic or engine; without `warm_start.lora` it trains the
-    model's weights instead of adapters. Muon keeps one moment per matrix.
+    The warm start has no reference or critic, and an engine only if it `fits_beside`; without
+    `warm_start.lora` it trains the model's weights instead of adapters. Muon keeps one moment per
+    matrix.
     """
     config, shape, ranks = demand.config, demand.shape, demand.ranks
     engine, parallel, warm = demand.engine, config.parallel, config.warm_start
@@ -228,6 +230,8 @@ def estimate(demand: Demand) -> Memory:
             **_pass(demand),
             "copies in the compute dtype": copy,
         }
+        if fits_beside(config):
+            imitation["engine asleep"] = asleep
         if muon:  # Muon steps after the pass, when its memory is free
             step = _MUON_COPIES * 2 * min(MAX_AT_ONCE, shape.matrices) / GIB
             passed = imitation["activations"] + imitation["logits"]
@@ -275,6 +279,8 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
     phases["push"] = push
     starts = [parts["warm start"] for parts in every.values() if "warm start" in parts]
     if starts:  # one after the other, before anything else is loaded
+        if len(demands) > 1:
+            starts = [{**parts, "engine asleep": 0.0} for parts in starts]  # it starts later
         phases = {"warm start": max(starts, key=lambda parts: sum(parts.values())), **phases}
     (total,) = {demand.total for demand in demands.values()}
     return Memory(phases, total)

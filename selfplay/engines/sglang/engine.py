@@ -63,6 +63,7 @@ BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
+    starts_empty = True
     scores, score_temperature = True, 1.0
     part: ClassVar[type[sending.EnginePart]] = sending.EnginePart  # for a rank that does not lead
     counters: RequestCounters
