@@ -23,12 +23,16 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13502, "samples as arrays in one copy, an engine before its weights"),
-    "selfplay": Limit(24102, "an engine beside the warm start, games read in a thread"),
+    "core": Limit(13502, "several policies, going back, a cast, what engines take, an early one"),
+    "selfplay": Limit(
+        24102, "several policies, the league, a live page, going back, an early engine"
+    ),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34813, "an engine beside the warm start, samples as arrays, the one-GPU table"),
-    "bench": Limit(3582, "the one-GPU table by one command, TRL's async trainer"),
+    "tests": Limit(34817, "policies, the league, known games, engines, programs; an early engine"),
+    "bench": Limit(
+        3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
+    ),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
