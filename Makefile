@@ -157,7 +157,6 @@ $(VENV_SGLANG)/.dev: requirements/sglang-cpu.txt | python
 	$(PYTHON) -m venv $(VENV_SGLANG)
 	$(VENV_SGLANG)/bin/python $(PIP_INSTALL) --no-deps $(EXTRA_INDEX) '$(TORCH_SGLANG)'
 	$(VENV_SGLANG)/bin/python $(PIP_INSTALL) --no-deps -r requirements/sglang-cpu.txt
-	$(VENV_SGLANG)/bin/python -c 'import selfplay.setup'
 	@touch $@
 
 $(VENV_VLLM)/.dev: requirements/vllm-cpu.txt | python
