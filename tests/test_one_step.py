@@ -170,7 +170,7 @@ def test_the_trainer_and_the_reference_take_the_same_step(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, **CASES)
+@settings(max_examples=60, **CASES)
 @given(case=drawn())
 def test_the_trainer_and_the_reference_take_the_same_step_under_many_settings(
     real: Real, case: tuple[Config, int, dict[str, float]]
