@@ -95,7 +95,9 @@ def settings_of(weights: Path | None = None, **overrides: object) -> Config:
 
 def plain_model() -> PreTrainedModel:
     """The first weights as transformers computes with them, without the trainer's attention."""
-    return AutoModelForCausalLM.from_pretrained(first_weights(), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(first_weights(), dtype=torch.float32)
+    model.get_input_embeddings().padding_idx = None  # a sampled padding token is a token
+    return model
 
 
 # --- the real step --------------------------------------------------------------------------------
