@@ -141,11 +141,10 @@ def pack(
 
     names = sorted({name for s in samples for name in s.columns})
     arrays = [
-        *(ids_K[trained_M], sample_K[trained_M]),
-        *(
-            at_targets([s.advantages for s in samples]),
-            at_targets([s.old_logprobs for s in samples]),
-        ),
+        ids_K[trained_M],
+        sample_K[trained_M],
+        at_targets([s.advantages for s in samples]),
+        at_targets([s.old_logprobs for s in samples]),
         *(at_targets([s.columns.get(name, ()) for s in samples]) for name in names),
     ]
     ids_N, positions_N, new_S, predict_M = ids_K, positions_K, lengths_S, trained_M - 1
