@@ -29,7 +29,7 @@ WEIGHT = {
     ),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34819, "policies, the league, known games, engines, programs; an early engine"),
+    "tests": Limit(34833, "engine and learner made ready while the teachers play"),
     "bench": Limit(
         3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
     ),

@@ -193,7 +193,7 @@ class Rendering:
     def _sampled(self, answer: str) -> list[int]:
         """The ids of a text after a generation prompt, including the end of its turn."""
         answer += self._end
-        prompt_ids = self._markers.encode(self._tail)
+        prompt_ids = self._encode(self._tail)
         ids = self._markers.encode(self._tail + answer)
         if ids[: len(prompt_ids)] == prompt_ids:
             return ids[len(prompt_ids) :]

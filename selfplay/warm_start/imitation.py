@@ -36,6 +36,7 @@ from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_peo
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier, on_first_rank
 from selfplay.errors import SettingsError
+from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.learner.method import LossTerm
 from selfplay.learner.update import imitation, learning_rate, optimizer_step, step_means
@@ -181,6 +182,19 @@ def warm_start(
             opened.finish({"recent": recent, "num_lines": lines}, keep=2)
     log.close()
     return means
+
+
+def rehearse(learner: Learner) -> None:
+    """Compute the gradients of a made-up transcript of 64 tokens and drop them, so that a GPU
+    compiles the kernels of the first step (30 s on a new host) while the teachers still play. Every
+    rank must call."""
+    learner.model.train()
+    sample = imitated("a rehearsal", range(64), [0] + [1] * 63, ())
+    for _, batch in micro_batches([sample], learner.world, budget=64):
+        losses_M, _ = imitation(learner, batch)
+        losses_M.sum().backward()
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.model.eval()
 
 
 def of_seats(samples: Sequence[Sample], seats: Collection[int]) -> list[Sample]:
@@ -532,6 +546,7 @@ def first_weights(
                 engine.start(own)  # first, because it takes a share of the free memory
             how = {"imitation": settings.optimizer, "adapters": settings.lora}
             made.append(make_learner(config, own, world, **how))
+            rehearse(made[0])
 
         games = saved_samples(config, rendering, folder=folder, world=world, meanwhile=begin)
         learner = made.pop()

@@ -15,10 +15,16 @@ from selfplay.config.plugins import PLUGINS
 from selfplay.distributed import init_world
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.errors import EngineLost
+from selfplay.learner.learner import make_learner
 from selfplay.learner.update import optimizer_step
 from selfplay.setup import make_tokenizer
 from selfplay.warm_start.beside import EngineBeside, fits_beside
-from selfplay.warm_start.imitation import first_folder, first_weights, progress_folder
+from selfplay.warm_start.imitation import (
+    first_folder,
+    first_weights,
+    progress_folder,
+    rehearse,
+)
 from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.faulty_engine import Faults, FaultyHF, Unstarted
 from tests.helpers.interrupted import stopped
@@ -108,6 +114,17 @@ def test_a_warm_start_that_goes_on_has_its_engine_and_a_finished_one_none(
     weights, engine = warm_up(tmp_path / "run")
     assert engine is not None and same_weights(weights, alone)
     assert warm_up(tmp_path / "run") == (weights, None)
+
+
+def test_a_rehearsal_leaves_the_learner_as_it_was(alone: Path) -> None:
+    """Weights, gradients and the optimizer's state, so the imitation after it keeps its bits."""
+    config, world = load_config(None, [*WORDS]), init_world(device="cpu")
+    learner = make_learner(config, alone, world, imitation="muon")
+    before = [weight.detach().clone() for weight in learner.model.parameters()]
+    rehearse(learner)
+    for weight, was in zip(learner.model.parameters(), before, strict=True):
+        assert torch.equal(weight, was) and weight.grad is None
+    assert not learner.optimizer.state and not learner.model.training
 
 
 @pytest.mark.slow
