@@ -45,17 +45,20 @@ class KLReference(Method):
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[list[Sample], dict[str, float]]:
-        """The samples with a column `reference`, after the reference's move if one is due."""
+        """The samples with a column `reference`, after the reference's move if one is due; without
+        an `algorithm.kl`, whose column it is, as they were."""
         learner = self.parts.learner
         if step and step % self.options.every == 0:
             self._move(step)
+        if not config.algorithm.kl:
+            return [*samples], {}
 
         def logprobs(batch: MicroBatch) -> Tensor:
             """Of the trained tokens, at the rollout's temperature."""
             temperature = config.rollout.temperature
             return batch_logprobs(learner, learner.model, batch, temperature=temperature)[0]
 
-        with self._as_policy():
+        with self.as_policy():
             values = token_values(learner, samples, logprobs, optim=config.optim)
         pairs = zip(samples, values, strict=True)
         return [replace(s, columns=s.columns | {"reference": of}) for s, of in pairs], {}
@@ -76,7 +79,7 @@ class KLReference(Method):
             yield weight.detach(), kept
 
     @contextmanager
-    def _as_policy(self) -> Iterator[None]:
+    def as_policy(self) -> Iterator[None]:
         """Inside the block the policy's model has the reference's weights. No weight is rounded."""
         self._swap()
         try:

@@ -53,21 +53,24 @@ class KLReferenceOptions:
                 "methods.kl_reference must have an every above 1 or an average below 1, got every "
                 "1 and average 1, which is the policy itself; nearest: every 100"
             )
-        if not config.algorithm.kl:
+        moves = config.methods.get("legal_moves")
+        if not config.algorithm.kl and not getattr(moves, "kl", 0.0):
             raise ValueError(
                 "methods.kl_reference needs algorithm.kl above 0, the weight of the KL to the "
-                f"reference, got {config.algorithm.kl:g}"
+                f"reference, or methods.legal_moves.kl, got {config.algorithm.kl:g}"
             )
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class LegalMovesOptions:
-    """An entropy bonus over the moves that a game lists (docs/exploitability.md)."""
+    """An entropy bonus, and a KL, over the moves that a game lists (docs/exploitability.md)."""
 
     entropy: float = Field(default=0.1, ge=0.0, le=1000.0)
     """weight of the mean entropy of a move, in nats, over the listed moves"""
     until: int = Field(default=0, ge=0, le=10_000_000)
-    """the step at which the weight has fallen linearly to 0; 0 keeps it"""
+    """the step at which the weight of the entropy has fallen linearly to 0; 0 keeps it"""
+    kl: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """weight of the mean KL of a move to the reference, in nats, over the listed moves"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -1,6 +1,7 @@
-"""The entropy bonus over listed moves: its gradient is that of the entropy of the turns played."""
+"""The entropy and the KL over listed moves: their gradients are those of the turns played."""
 
 from itertools import pairwise
+from math import log
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ OFF = ("algorithm.kl=0", "methods.kl_reference=off")
 
 def method_of(model: PreTrainedModel, *words: str) -> LegalMoves:
     config = load_config(SETTINGS, [f"game.name={GAME}", *OFF, *words])
-    (method,) = make_methods(Parts(config, learner_of(model), lambda: model, rendering()))
+    learner = learner_of(model)
+    learner.methods = make_methods(Parts(config, learner, lambda: model, rendering()))
+    method = learner.methods[-1]
     assert isinstance(method, LegalMoves)
     return method
 
@@ -43,8 +46,8 @@ def met(method: LegalMoves, *sets: int) -> list[Sample]:
     return [*samples, Sample("other", ids, mask, [0.0] * len(ids), [0.0] * len(ids))]
 
 
-def entropy_of(model: PreTrainedModel, method: LegalMoves, number: int) -> torch.Tensor:
-    """The entropy of the moves of a set, by torch from the log-probs of whole texts."""
+def logs_of(model: PreTrainedModel, method: LegalMoves, number: int) -> torch.Tensor:
+    """The normalised log-probs of the moves of a set, by torch from those of whole texts."""
     prompt = [*method._moves][number]
     logs = []
     for move in method._moves[prompt]:
@@ -53,8 +56,12 @@ def entropy_of(model: PreTrainedModel, method: LegalMoves, number: int) -> torch
         batch = pack([sample], device=CPU)
         logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
         logs.append(logprobs_M.sum())
-    q = torch.stack(logs).softmax(0)
-    return -(q * q.log()).sum()
+    return torch.stack(logs).log_softmax(0)
+
+
+def entropy_of(model: PreTrainedModel, method: LegalMoves, number: int) -> torch.Tensor:
+    logs = logs_of(model, method, number)
+    return -(logs.exp() * logs).sum()
 
 
 def test_its_gradient_is_that_of_the_entropy_of_the_turns_that_were_met() -> None:
@@ -76,6 +83,81 @@ def test_its_gradient_is_that_of_the_entropy_of_the_turns_that_were_met() -> Non
         found, _ = change(twin, None, others=[term])
         assert_all_near(found, gradient, GRADIENT, held=1.0)
     assert method.terms([], [], step=10) == []
+
+
+MOVING = "methods={kl_reference: {every: 3}, legal_moves: {entropy: ENTROPY, kl: 0.4}}"
+
+
+def test_the_gradient_with_a_kl_is_that_of_its_formula() -> None:
+    """The reference has other weights than the policy: the fixed one of algorithm.kl, and the
+    policy of the start as the one that moves each three steps. Of three turns two are in one set.
+    The loss is 0.4 KL - 0.2 H."""
+    for moving in (False, True):
+        model, start = tiny_model(seed=1), tiny_model()
+        words = MOVING.replace("ENTROPY", "0.2")
+        fixed = ("algorithm.kl=0.1", "methods.legal_moves={entropy: 0.2, kl: 0.4}")
+        method = method_of(start if moving else model, *([words] if moving else fixed))
+        learner: Any = method.parts.learner
+        if moving:  # the policy has moved on from the reference
+            start.load_state_dict(model.state_dict())
+            model, start = start, tiny_model()
+        else:
+            learner.reference = start
+        _, metrics = method.prepare(met(method, 0, 5, 0), step=1, config=method.parts.config)
+        kls = []
+        for number in (0, 5):
+            logs = logs_of(model, method, number)
+            kls.append((logs.exp() * (logs - logs_of(start, method, number).detach())).sum())
+        kl = (2 * kls[0] + kls[1]) / 3
+        mean = (2 * entropy_of(model, method, 0) + entropy_of(model, method, 5)) / 3
+        assert metrics["legal_kl"] == near(float(kl.detach()), FORWARD, scale=LOGPROB)
+        assert metrics["legal_kl"] > 0.001
+        model.zero_grad()
+        (0.2 * mean - 0.4 * kl).backward()  # type: ignore[no-untyped-call]
+        expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        twin: Any = tiny_model(seed=1)
+        learner.model = twin
+        (term,) = method.terms([], [], step=1)
+        found, _ = change(twin, None, others=[term])
+        assert_all_near(found, expected, GRADIENT, held=1.0)
+
+
+def test_at_the_reference_the_kl_and_its_gradient_are_0() -> None:
+    """A reference that has just moved is the policy."""
+    model = tiny_model()
+    method = method_of(model, MOVING.replace("ENTROPY", "0"))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.01
+    before, samples = model.state_dict(), met(method, 0, 5)
+    mover, config = method.parts.learner.methods[0], method.parts.config
+    mover.prepare(samples, step=2, config=config)
+    assert method.prepare(samples, step=2, config=config)[1]["legal_kl"] > 1e-6
+    mover.prepare(samples, step=3, config=config)
+    assert method.prepare(samples, step=3, config=config)[1]["legal_kl"] == 0.0
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
+    (term,) = method.terms([], [], step=3)
+    assert {value for sample in term.samples for value in sample.columns["legal_move"]} == {0.0}
+
+
+def test_beside_uniform_play_the_kl_is_the_log_of_the_number_of_moves_minus_the_entropy() -> None:
+    """So 0.3 of it and 0.3 of the entropy have the same gradient: log 2 - H for two moves."""
+    model = tiny_model()
+    method = method_of(model, MOVING.replace("ENTROPY", "0"))
+    alone = method_of(model, "methods.legal_moves.entropy=0.4")
+    samples, slopes = met(method, 0, 5), []
+    for each in (method, alone):
+        each.prepare(samples, step=0, config=each.parts.config)
+        if each is method:
+            each._held = [torch.full((2,), -log(2), dtype=torch.float64)] * 2
+        (term,) = each.terms([], [], step=0)
+        slopes.append([sample.columns["legal_move"][0] for sample in term.samples])
+    assert slopes[0] == pytest.approx(slopes[1], rel=1e-9, abs=1e-12)
+    entropy = float((entropy_of(model, method, 0) + entropy_of(model, method, 5)).detach()) / 2
+    logs = [logs_of(model, method, number).detach().double() for number in (0, 5)]
+    kl = sum(float((each.exp() * (each + log(2))).sum()) for each in logs) / 2
+    assert kl == near(log(2) - entropy, FORWARD, scale=LOGPROB)
+    assert any(abs(slope) > 1e-4 for slope in slopes[0])
 
 
 def test_without_a_listed_turn_there_is_no_term() -> None:

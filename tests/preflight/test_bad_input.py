@@ -105,6 +105,7 @@ def assert_one_line(stderr: str, program: str, named: str) -> None:
 
 
 KUHN = Path(__file__).resolve().parents[2] / "examples/kuhn/kuhn.py"
+KUHN_GAME = (f"game.name={KUHN}", "game.options=null", "warm_start.teachers=[blind]")
 MEETING = Path(__file__).resolve().parents[2] / "examples/meeting/meeting.py"
 FILES: dict[str, str | bytes] = {
     "file": "",
@@ -232,6 +233,17 @@ TRAIN: list[Row] = [
     ("game.name=yaml", "game yaml is an installed package, …which is no game; for one of your own"),
     ("device=cuda", "device"),
     ("methods.legal_moves=on", "a game that lists its deals and moves…got game.name matching"),
+    (
+        (*KUHN_GAME, "methods.legal_moves.kl=0.3"),
+        "methods.legal_moves.kl needs a reference…got kl 0.3 without; nearest",
+    ),
+    (
+        (
+            *KUHN_GAME,
+            "methods={legal_moves: {kl: 0.3}, kl_reference: {every: 9}}",
+        ),
+        "methods.kl_reference must come before methods.legal_moves with a kl",
+    ),
     (
         (f"game.name={KUHN}", "game.options=null", "monitors=[back to best if score falls 0.1]"),
         "monitors: in a zero-sum game…by observed/exploitability…got 'back to best if score falls",
