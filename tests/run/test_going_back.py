@@ -4,10 +4,12 @@ The number that the rule reads is an observer's, by hand: .5, .9, .8, .6, .1, .9
 step the run goes back to the second, the best of those saved.
 """
 
+import io
 import json
 import os
 import shutil
 import signal
+from contextlib import redirect_stderr
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +32,7 @@ from tests.helpers.interrupted import stopped
 from tests.helpers.shared_work import once, slow_except
 from tests.helpers.tiny_run import (
     assert_same_run,
-    begin_halfway,
     begin_warm,
-    finished,
     metrics_of,
     run_tiny,
     write_tiny,
@@ -72,17 +72,32 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_all_that_learns_returns_and_steps_and_draws_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begin_warm(tmp_path / "run", *RUN)
-    given = [f"out={tmp_path / 'run'}", *RUN]
-    with selfplay.start(load_config(write_tiny(tmp_path / "run"), given)) as run:
-        states = []
-        for _ in VALUES:
-            run.step()
-            states.append(returns(run.parts.policies[0]))
-        run.finish()
+def went_back() -> Path:
+    """The finished run, with its folder after four steps, what its policy had after each step and
+    what it said. Only to read."""
+
+    def make(home: Path) -> None:
+        begin_warm(home / "run", *RUN)
+        given, states, said = [f"out={home / 'run'}", *RUN], [], io.StringIO()
+        with (
+            redirect_stderr(said),
+            selfplay.start(load_config(write_tiny(home / "run"), given)) as run,
+        ):
+            for number, _ in enumerate(VALUES, start=1):
+                run.step()
+                states.append(returns(run.parts.policies[0]))
+                if number == 4:
+                    shutil.copytree(home / "run", home / "four steps" / "run")
+            run.finish()
+        torch.save(states, home / "states")
+        (home / "said").write_text(said.getvalue())
+
+    return once(("went back", RUN), make)
+
+
+def test_all_that_learns_returns_and_steps_and_draws_go_on() -> None:
+    home = went_back()
+    states = torch.load(home / "states", weights_only=False)
     second, fifth = states[1], states[4]
     assert equal(second, fifth)
     assert second["plain"]["partners"] == {"pool": [0, 1, 2]}
@@ -93,15 +108,15 @@ def test_all_that_learns_returns_and_steps_and_draws_go_on(
     for name in ("model", "optimizer", "kept"):
         assert not equal(second["tensors"][name], states[3]["tensors"][name])
     assert states[5]["plain"]["partners"] == {"pool": [0, 1, 2, 6]}
-    lines = metrics_of(tmp_path / "run")
+    lines = metrics_of(home / "run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line.get("back_to") for line in lines] == [None, None, None, None, 2, None]
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "goes back" in line]
+    (said,) = [line for line in (home / "said").read_text().splitlines() if "goes back" in line]
     assert said == (
         f"warning: monitor '{BACK}', step 5: the mean of observed/x is 0.1; the policy goes back "
         "to step 2"
     )
-    games = [json.loads(line) for line in (tmp_path / "run" / "games.jsonl").open()]
+    games = [json.loads(line) for line in (home / "run" / "games.jsonl").open()]
     played = {step: {game["instance"] for game in games if game["step"] == step} for step in (3, 6)}
     assert not played[3] & played[6]
 
@@ -138,19 +153,6 @@ def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -
     assert kept == [[], [2], [2], [2, 4], [2, 5], [6]]
 
 
-def after_four_steps() -> Path:
-    """The folder of the run after its fourth step. Only to read."""
-
-    def make(home: Path) -> None:
-        begin_warm(home / "run", *RUN)
-        given = [f"out={home / 'run'}", *RUN]
-        with selfplay.start(load_config(write_tiny(home / "run"), given)) as run:
-            for _ in range(4):
-                run.step()
-
-    return once(("after four steps", RUN), make) / "run"
-
-
 # From the fourth step on: pushes are those of the start, of the fifth step, back, of the sixth.
 KILLED = {
     "in the save": lambda: stopped(save_learner, 1, signal.SIGKILL),
@@ -162,8 +164,8 @@ KILLED = {
 
 @pytest.mark.parametrize("where", slow_except(KILLED, "in the save", "after it"))
 def test_a_run_killed_in_the_going_back_goes_on_bit_for_bit(where: str, tmp_path: Path) -> None:
-    straight, run = finished(*RUN), tmp_path / "run"
-    shutil.copytree(after_four_steps(), run)
+    straight, run = went_back() / "run", tmp_path / "run"
+    shutil.copytree(went_back() / "four steps" / "run", run)
     child = os.fork()
     if child == 0:
         try:
@@ -178,17 +180,10 @@ def test_a_run_killed_in_the_going_back_goes_on_bit_for_bit(where: str, tmp_path
     assert_same_run(straight, run)
 
 
-def test_a_run_goes_on_from_where_it_went_back(tmp_path: Path) -> None:
-    begin_halfway(finished(*RUN), tmp_path / "run")
-    assert [each.name for each in checkpoints(tmp_path / "run")] == ["step_000005"]
-    assert run_tiny(tmp_path / "run", *RUN) == 0
-    assert_same_run(finished(*RUN), tmp_path / "run")
-
-
 def test_a_damaged_best_checkpoint_ends_the_run_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = shutil.copytree(after_four_steps(), tmp_path / "run")
+    run = shutil.copytree(went_back() / "four steps" / "run", tmp_path / "run")
     with selfplay.start(load_config(write_tiny(run), [f"out={run}", *RUN])) as opened:
         shutil.rmtree(run / "checkpoints" / "step_000002")
         with pytest.raises(selfplay.RunEnds, match=r"step_000002 must be undamaged.*with step 6"):
