@@ -79,10 +79,8 @@ def went_back() -> Path:
     def make(home: Path) -> None:
         begin_warm(home / "run", *RUN)
         given, states, said = [f"out={home / 'run'}", *RUN], [], io.StringIO()
-        with (
-            redirect_stderr(said),
-            selfplay.start(load_config(write_tiny(home / "run"), given)) as run,
-        ):
+        config = load_config(write_tiny(home / "run"), given)
+        with redirect_stderr(said), selfplay.start(config) as run:
             for number, _ in enumerate(VALUES, start=1):
                 run.step()
                 states.append(returns(run.parts.policies[0]))
