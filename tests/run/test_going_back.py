@@ -46,7 +46,7 @@ OBSERVED = ("observers=[console, tests.helpers.given_numbers:Given, league]", f"
 # Everything that learns or counts results: baselines, a moving reference, games to imitate, a pool,
 # a league.
 RUN = (
-    *("steps=6", "save_every=2", "keep_checkpoints=2", "optim.schedule=constant"),
+    *("steps=6", "save_every=2", "keep_checkpoints=1", "optim.schedule=constant"),
     *OBSERVED,
     *("algorithm.advantage=ema", "algorithm.kl=0.2"),
     "methods={best_games: {weight: 0.5}, kl_reference: {every: 2}}",
@@ -73,21 +73,23 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def went_back() -> Path:
-    """The finished run, with its folder after four steps, what its policy had after each step and
-    what it said. Only to read."""
+    """The finished run, with its folder after four steps, what its policy had and which checkpoints
+    there were after each step, and what it said. Only to read."""
 
     def make(home: Path) -> None:
         begin_warm(home / "run", *RUN)
-        given, states, said = [f"out={home / 'run'}", *RUN], [], io.StringIO()
-        config = load_config(write_tiny(home / "run"), given)
+        states, kept, said = [], [], io.StringIO()
+        config = load_config(write_tiny(home / "run"), [f"out={home / 'run'}", *RUN])
         with redirect_stderr(said), selfplay.start(config) as run:
             for number, _ in enumerate(VALUES, start=1):
                 run.step()
                 states.append(returns(run.parts.policies[0]))
+                kept.append([int(each.name[5:]) for each in checkpoints(home / "run")])
                 if number == 4:
                     shutil.copytree(home / "run", home / "four steps" / "run")
             run.finish()
         torch.save(states, home / "states")
+        (home / "kept").write_text(json.dumps(kept))
         (home / "said").write_text(said.getvalue())
 
     return once(("went back", RUN), make)
@@ -138,16 +140,9 @@ def test_each_policy_of_a_cast_returns(tmp_path: Path) -> None:
     assert [one["plain"]["partners"]["pool"] for one in states[4]] == [[], [0, 1, 2]]
 
 
-def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best() -> None:
     """Of at most one: those of steps 4 and 2, then of 5 and 2, then of 6, which is as good."""
-    words = (*RUN, "keep_checkpoints=1")
-    begin_warm(tmp_path / "run", *words)
-    given = [f"out={tmp_path / 'run'}", *words[:2], *words[3:]]
-    kept = []
-    with selfplay.start(load_config(write_tiny(tmp_path / "run"), given)) as run:
-        for _ in VALUES:
-            run.step()
-            kept.append([int(each.name[5:]) for each in checkpoints(tmp_path / "run")])
+    kept = json.loads((went_back() / "kept").read_text())
     assert kept == [[], [2], [2], [2, 4], [2, 5], [6]]
 
 
