@@ -87,6 +87,8 @@ FITTING = [
     ("qwen2.5_1.5b", "1.5B", 1, H100),
     ("qwen2.5_7b_lora", "7B", 1, H100),
     ("qwen2.5_7b_lora warm_start.num_games=512", "7B", 1, H100),
+    ("qwen2.5_0.5b_rules", "0.5B", 1, H100),
+    ("collab_qwen0.5b", "0.5B", 1, H100),
     ("own_game", "1.5B", 1, H100),
     ("own_game_lora", "7B", 1, H100),
     ("qwen2.5_7b_1gpu", "7B", 1, H200),
@@ -100,6 +102,26 @@ def test_shipped_configs_fit_where_they_say(name: str, size: str, ranks: int, to
     name, *words = name.split()
     config = load_config(CONFIGS / f"{name}.yaml", words)
     assert why_not(replace(demand_of(size, config, total=total), ranks=ranks)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "ranks", "total"),
+    [
+        ("own_game", "1.5B", 1, H100),
+        ("qwen2.5_1.5b", "1.5B", 1, H100),
+        ("qwen2.5_7b_lora", "7B", 1, H100),
+        ("collab_math", "1.5B", 1, H100),
+        ("qwen2.5_7b", "7B", 2, H200),
+        ("qwen2.5_7b_1gpu", "7B", 1, H200),
+    ],
+)
+def test_a_config_lowers_the_share_of_memory_only_where_the_default_does_not_fit(
+    name: str, size: str, ranks: int, total: float
+) -> None:
+    default = load_config(None, ["engine.kind=sglang", "model.path=x"]).engine.mem_fraction
+    config = load_config(CONFIGS / f"{name}.yaml", [f"engine.mem_fraction={default}"])
+    reason = why_not(replace(demand_of(size, config, total=total), ranks=ranks))
+    assert reason is not None and "play" in reason
 
 
 @pytest.mark.parametrize("name", ["scratch_h200", "planning_h200", "mediation_h200"])
