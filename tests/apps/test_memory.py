@@ -283,6 +283,7 @@ def test_a_step_of_two_policies_is_planned_within_5_percent_of_what_it_needed() 
     gradients (up to 4 GiB here, and 0.9 less of logits)."""
     words = ["policies={a: {seats: [0]}, b: {seats: [1]}}", "engine.processes=1"]
     words += ["rollout.instances=64", "rollout.group_size=8", "engine.max_batch=512"]
+    words += ["engine.mem_fraction=0.5"]
     config = load_config(CONFIGS / "qwen2.5_0.5b.yaml", [*words, "rollout.max_new_tokens=64"])
     demands = {name: demand_of("0.5B", config.of_policy(name)) for name in "ab"}
     memory = estimate_policies(demands)
