@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24160, "several policies, the league, going back, what starts early"),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34920, "a config lowers the share of memory only where it must"),
+    "tests": Limit(34921, "a single rank's gathered object in a GPU test"),
     "bench": Limit(
         3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
     ),
