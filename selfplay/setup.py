@@ -62,11 +62,10 @@ from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
 from selfplay.partners.pool import check_members
 from selfplay.partners.router import Live
-from selfplay.policies.seats import cast_of, policy_of_seat, seats_of
 from selfplay.preflight.model import check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.preflight.seats import who_plays
-from selfplay.rollout.seating import pieces_of
+from selfplay.rollout.seating import Seated, pieces_of
 from selfplay.step.ending import push_all, saves_after
 from selfplay.step.run import Policy, Run
 from selfplay.warm_start.beside import EngineBeside, fits_beside
@@ -139,8 +138,8 @@ def set_up(
         config = first.config
     for each in begun:
         each.add_partners(cleanup)
-    by_policy = {each.name: (each.weights, each.partners) for each in begun}
-    starts = [by_policy[name] for name in policy_of_seat(config)]
+    of_seat = [{each.name: each for each in begun}[name] for name in config.policy_of_seat]
+    starts = [(each.weights, each.partners) for each in of_seat]
     eval_partners = fixed_partners(config.eval, config.game, config.rollout, starts=starts)
     for each in begun:  # all engines start before any learner takes memory
         each.start_engine(cleanup)
@@ -159,7 +158,7 @@ def set_up(
     host = SupervisedPolicy(
         first.learner, first.engine, offloads[0], runner=router, name=first.name, beside=engines
     )
-    cast = cast_of(config, {each.name: each.rendering for each in begun})
+    cast = [Seated(one.name, one.rendering, "" if one is first else one.name) for one in of_seat]
     evaluation = EvaluationContext(
         config, host, first.rendering, world, first.partners.held_out_partner(), cast
     )
@@ -218,7 +217,8 @@ class _Begun:
 
     def __init__(self, name: str, of_run: Config, run: _RunFolder, world: World) -> None:
         self.name, self.run, self.world = name, run, world
-        self.config, self.seats = of_run.of_policy(name), seats_of(of_run, name)
+        self.config, owners = of_run.of_policy(name), of_run.policy_of_seat
+        self.seats = [seat for seat, owner in enumerate(owners) if name and owner == name]
         own = of_run.policies.get(name)
         self.trains: Callable[[int], bool] = own.trains if own else lambda step: True
         self.folder = run.home_of(name, self.config)  # of its tokenizer and its warm start

@@ -23,14 +23,12 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13501, "several policies, going back, a cast, what engines take, an early one"),
-    "selfplay": Limit(24160, "several policies, the league, going back, what starts early"),
+    "core": Limit(13493, "several policies, going back, a cast, what engines take, an early one"),
+    "selfplay": Limit(24156, "several policies, the league, going back, what starts early"),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34921, "a single rank's gathered object in a GPU test"),
-    "bench": Limit(
-        3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
-    ),
+    "tests": Limit(34920, "a single rank's gathered object in a GPU test"),
+    "bench": Limit(3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
@@ -47,7 +45,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.803  # a function: the least
+DOCSTRING_LINES = 2.804  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -8,10 +8,7 @@ defaults. `play` has the sections of games, rollouts and partners, `learning` th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +16,6 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.features import (
-    POLICIES,
     SECTIONS,
     context_of,
     section_class,
@@ -37,7 +33,6 @@ from selfplay.config.options import options_at
 from selfplay.config.play import DataConfig, EvalConfig, GameConfig, RewardConfig, RolloutConfig
 from selfplay.config.plugins import check_name, has_options, named
 from selfplay.config.schema import RULES
-from selfplay.config.text import plain
 from selfplay.errors import SettingsError
 
 
@@ -92,7 +87,7 @@ class Config:
     """several policies that learn in one run, each with its own weights, by name, as policies:
     {user: {}, agent: {optim: {lr: 1e-5}}} (docs/policies.md); empty: one for all seats"""
 
-    @field_validator(*SECTIONS, POLICIES)
+    @field_validator(*SECTIONS)
     @classmethod
     def _options_of_sections(cls, given: Any, info: ValidationInfo) -> Any:
         """A feature's settings; `off`, which YAML reads as false, stands for the defaults."""
@@ -121,7 +116,17 @@ class Config:
 
     def of_policy(self, name: str) -> Config:
         """The complete settings of this policy, whose `rollout.partners` are its own."""
-        return _of_policy(json.dumps(plain(self)), name) if self.policies else self
+        own: Config = section_class("policies").settings(self, name) if self.policies else self
+        return own
+
+    @property
+    def policy_of_seat(self) -> tuple[str, ...]:
+        """The name of the policy that has each seat; "" for a single policy.
+
+        Raises SettingsError for unknown roles, and for a seat without a policy or with several.
+        """
+        names: tuple[str, ...] = section_class("policies").of_seats(self)
+        return names
 
     @property
     def play_options(self) -> Any:
@@ -158,7 +163,6 @@ class Config:
             self.engine,
             self.play_options,
             opponents,
-            self.policies,
             *features,
             *self.methods.values(),
         ):
@@ -191,12 +195,6 @@ class Config:
             )
 
 
-@lru_cache(maxsize=32)
-def _of_policy(config: str, name: str) -> Config:
-    """The settings of a policy in a run's, which are given as JSON: a start asks several times."""
-    return load(Config, json.loads(config), policy=name)
-
-
 def load_config(
     given: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()
 ) -> Config:
@@ -206,11 +204,10 @@ def load_config(
         SettingsError: one line that begins with the file and line, or the override, at fault.
     """
     settings = Path(given) if isinstance(given, str) and given else given or None
-    config = load(Config, settings, overrides)
-    if config.policies and config.game.is_imported:  # also roles that the game leaves to a partner
-        rollout = replace(config.rollout, policy_seats=tuple(dict.fromkeys(config.game.kit.ROLES)))
-        config = replace(config, rollout=rollout)
-    each_policy = [load(Config, settings, overrides, policy=name) for name in config.policies]
+    config: Config = section_class("policies").with_all_roles(load(Config, settings, overrides))
+    each_policy = [
+        load(Config, settings, overrides, own=f"policies.{name}") for name in config.policies
+    ]
     for each in each_policy or [config]:
         if (each.model.path is None) == (each.model.scratch is None):
             raise SettingsError(

@@ -23,17 +23,14 @@ from selfplay.config.plugins import (
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
-METHODS, ENGINE, PLAY, POLICIES = "methods", "engine.kind", "rollout.play", "policies"
-# The sections of rooms outside the core, and the classes of their settings.
+METHODS, ENGINE, PLAY = "methods", "engine.kind", "rollout.play"
+# The sections of rooms outside the core, and the classes of their settings. One with an `EACH` maps
+# names to settings of that class.
 SECTIONS = {
+    "policies": "selfplay.policies.options:Policies",
     "warm_start": "selfplay.warm_start.options:WarmStartConfig",
     "policy_pool": "selfplay.partners.options:PolicyPoolConfig",
     "endpoint": "selfplay.partners.options:EndpointConfig",
-}
-_CLASSES = {
-    **SECTIONS,
-    POLICIES: "selfplay.policies.options:Policies",
-    f"{POLICIES}.NAME": "selfplay.policies.options:PolicyConfig",
 }
 
 
@@ -62,7 +59,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def section_class(name: str) -> Any:
     """The class of the settings of a section."""
-    return at_path(_CLASSES[name])
+    return at_path(SECTIONS[name])
 
 
 def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo) -> dict[str, Any]:
@@ -133,9 +130,11 @@ def all_described(
     entries = []
     for entry in described(config):
         name = entry.name
-        entries += _section(name, section_class(name), name) if name in SECTIONS else [entry]
-    each = f"{POLICIES}.NAME"
-    entries += _section(each, section_class(each), each)
+        is_section = name in SECTIONS and entry.kind is None
+        entries += _section(name, section_class(name), name) if is_section else [entry]
+    for name in SECTIONS:
+        if (each := getattr(section_class(name), "EACH", None)) is not None:
+            entries += _section(f"{name}.NAME", each, f"{name}.NAME")
     for name in dict.fromkeys((*PLUGINS[METHODS].built_in, *methods)):
         home = f"{METHODS}.{name}"
         entries += _section(home, options_class(METHODS, name), home)

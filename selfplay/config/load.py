@@ -21,7 +21,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from dialop.specs import nearest
-from selfplay.config.features import POLICIES, section_class
+from selfplay.config.features import section_class
 from selfplay.config.moved import MOVED, migrated
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import RULES, join, names_of
@@ -43,10 +43,10 @@ def load(
     overrides: Sequence[str] = (),
     *,
     code: Code = "copies",
-    policy: str = "",
+    own: str = "",
 ) -> C:
-    """Read `given` (None: defaults only), then apply `overrides` in order. With `policy` the result
-    is that policy's: its own sections merged over the run's.
+    """Read `given` (None: defaults only), then apply `overrides` in order. `own` names
+    settings such as policies.user, whose own sections are merged over the run's.
 
     The settings of a run, RUN/config.yaml, refer to the run's copies of the user's files
     (`own_code`), or to the originals. With `code` "none" no custom game is imported: its options
@@ -56,11 +56,10 @@ def load(
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(given, overrides, code)
-    home = f"{POLICIES}.{policy}."
+    home, (section, _, name) = f"{own}.", own.partition(".")
     owned = {key[len(home) :]: origin for key, origin in origins.items() if key.startswith(home)}
-    if policy:
-        own = section_class(POLICIES).values_of(policy, values)
-        values = _merged({**values, POLICIES: {}}, own)
+    if own:
+        values = _merged({**values, section: {}}, section_class(section).values_of(name, values))
         origins = origins | owned
     declared = [(cls, "")]  # a game adds the class of its options and their section
     context = {"declared": declared, "imports": code != "none"}
@@ -81,7 +80,7 @@ def load(
     else:
         rule = _wrong(name, fault, words)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
-    for key in {each for each in (*named, name) if policy and _origin_of(each, owned)}:
+    for key in {each for each in (*named, name) if _origin_of(each, owned)}:
         rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", home + key, rule)
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 

@@ -6,20 +6,24 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
+from dialop.specs import nearest
 from selfplay.config import Config, GameConfig
-from selfplay.config.features import POLICIES as HOME
+from selfplay.config.load import load
 from selfplay.config.player_spec import parse_shares
 from selfplay.config.schema import RULES
+from selfplay.config.text import plain
+from selfplay.errors import SettingsError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*$")
-OF_RUN = ("seats", "rest", "partners")  # keys that are no section
+HOME, OF_RUN = "policies", ("seats", "rest", "partners")  # the keys that are no section
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -57,6 +61,8 @@ class PolicyConfig:
 
 class Policies(dict[str, PolicyConfig]):
     """Each policy's settings by its name, which is part of names of files and metrics."""
+
+    EACH = PolicyConfig
 
     @classmethod
     def read(cls, given: Mapping[str, Any], context: Mapping[str, Any]) -> Self:
@@ -122,6 +128,49 @@ class Policies(dict[str, PolicyConfig]):
                     )
 
     @staticmethod
+    def settings(config: Config, name: str) -> Config:
+        """The complete settings of this policy of a run with policies: its own sections over the
+        run's."""
+        return _settings(json.dumps(plain(config)), name)
+
+    @staticmethod
+    def with_all_roles(config: Config) -> Config:
+        """The settings of a run, whose policies also have the roles that the game leaves to a
+        partner. A game that is not imported keeps its settings."""
+        if not config.policies or not config.game.is_imported:
+            return config
+        return replace(config, rollout=replace(config.rollout, policy_seats=all_roles(config.game)))
+
+    @staticmethod
+    def of_seats(config: Config) -> tuple[str, ...]:
+        """The name of the policy that has each seat; "" for a single policy.
+
+        Raises SettingsError for unknown roles, and for a seat without a policy or with several.
+        """
+        game, roles = config.game.name, config.game.kit.ROLES
+        if not config.policies:
+            return ("",) * len(roles)
+        owners: list[list[str]] = [[] for _ in roles]
+        for name, of in config.policies.items():
+            for chosen in of.seats or (name,):
+                seats = [s for s, role in enumerate(roles) if chosen in (s, role)]
+                if not seats:
+                    known = ", ".join(dict.fromkeys(roles))
+                    raise SettingsError(
+                        f"policies.{name}.seats must be roles of {game} ({known}) or numbers of "
+                        f"seats below {len(roles)}, got {chosen}{nearest(str(chosen), roles)}"
+                    )
+                for seat in seats:
+                    owners[seat].append(name)
+        for seat, (role, names) in enumerate(zip(roles, owners, strict=True)):
+            if len(names) != 1:
+                raise SettingsError(
+                    f"policies must give each seat of {game} to one policy, got "
+                    f"{' and '.join(names) or 'none'} for seat {seat} ({role})"
+                )
+        return tuple(names[0] for names in owners)
+
+    @staticmethod
     def values_of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a policy sets of its own in the `values` of a run, as values of the run's sections,
         and that the run has no further policies."""
@@ -133,6 +182,12 @@ class Policies(dict[str, PolicyConfig]):
                 if model.get(one) is not None:
                     sections["model"] = {other: None, **model}
         return sections | {"rollout": {"partners": own.get("partners", ["self"])}}
+
+
+@lru_cache(maxsize=32)
+def _settings(config: str, name: str) -> Config:
+    """The settings of a policy in a run's, which are given as JSON: a start asks several times."""
+    return load(Config, json.loads(config), own=f"{HOME}.{name}")
 
 
 def all_roles(game: GameConfig) -> tuple[str, ...]:

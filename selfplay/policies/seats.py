@@ -1,61 +1,13 @@
-"""Who has which seat of several policies, and which partners play there in a step."""
+"""Which partners play in the seats of several policies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dialop.specs import nearest
-from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
-from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode
-from selfplay.rollout.seating import Cast, Partner, Seated
-
-
-def policy_of_seat(config: Config) -> tuple[str, ...]:
-    """The name of the policy that has each seat; "" for a single policy.
-
-    Raises SettingsError for unknown roles, and for a seat without a policy or with several.
-    """
-    game, roles = config.game.name, config.game.kit.ROLES
-    if not config.policies:
-        return ("",) * len(roles)
-    owners: list[list[str]] = [[] for _ in roles]
-    for name, of in config.policies.items():
-        for chosen in of.seats or (name,):
-            seats = [s for s, role in enumerate(roles) if chosen in (s, role)]
-            if not seats:
-                known = ", ".join(dict.fromkeys(roles))
-                raise SettingsError(
-                    f"policies.{name}.seats must be roles of {game} ({known}) or numbers of "
-                    f"seats below {len(roles)}, got {chosen}{nearest(str(chosen), roles)}"
-                )
-            for seat in seats:
-                owners[seat].append(name)
-    for seat, (role, names) in enumerate(zip(roles, owners, strict=True)):
-        if len(names) != 1:
-            raise SettingsError(
-                f"policies must give each seat of {game} to one policy, got "
-                f"{' and '.join(names) or 'none'} for seat {seat} ({role})"
-            )
-    return tuple(names[0] for names in owners)
-
-
-def seats_of(config: Config, name: str) -> list[int]:
-    """The seats of the policy `name` if there are several policies."""
-    return [s for s, owner in enumerate(policy_of_seat(config)) if name and owner == name]
-
-
-def cast_of(config: Config, renderings: Mapping[str, Rendering]) -> Cast:
-    """The policy of each seat, by the renderings of the policies; the first one's engine runs the
-    games."""
-    host = config.policy_names[0]
-    return [
-        Seated(name, renderings[name], "" if name == host else name)
-        for name in policy_of_seat(config)
-    ]
+from selfplay.rollout.seating import Partner
 
 
 def for_policy(partner: Partner, policy: str, seats: Sequence[int]) -> Partner:

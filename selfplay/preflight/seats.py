@@ -6,7 +6,6 @@ from selfplay.config import COMPARED_IN_GROUPS, Config
 from selfplay.config.player_spec import SCRIPTED, SELF, parse_shares
 from selfplay.errors import SettingsError
 from selfplay.partners.specs import read_spec
-from selfplay.policies.seats import policy_of_seat
 from selfplay.rollout.seat_rules import chosen_seats
 
 
@@ -15,7 +14,7 @@ def who_plays(config: Config) -> str | None:
     `rollout.partners`; None if all roles are equal or the policy plays only with itself."""
     game, rollout = config.game, config.rollout
     if config.policies:
-        seats = zip(game.kit.ROLES, policy_of_seat(config), strict=True)
+        seats = zip(game.kit.ROLES, config.policy_of_seat, strict=True)
         return ", ".join(f"seat {s} ({role}) policy {name}" for s, (role, name) in enumerate(seats))
     kit, chosen = game.kit, chosen_seats(game, rollout)
     specs = [spec for spec, _ in parse_shares(rollout.partners)]
@@ -54,7 +53,7 @@ def check_players(config: Config) -> None:
 def _check_policies(config: Config) -> None:
     """Raise SettingsError for a seat without one policy, and for partners that cannot play for
     theirs."""
-    owners, kit = policy_of_seat(config), config.game.kit
+    owners, kit = config.policy_of_seat, config.game.kit
     for name, of in config.policies.items():
         what = f"policies.{name}.partners"
         seats = [seat for seat, owner in enumerate(owners) if owner == name]

@@ -10,7 +10,6 @@ import pytest
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
-from selfplay.policies.seats import policy_of_seat
 from selfplay.rollout.seat_rules import chosen_seats
 
 ALONE = ["rollout.partners=[self]", "rollout.policy_seats=[]"]
@@ -55,10 +54,10 @@ def test_a_cycle_of_training_and_rest() -> None:
 
 
 def test_seats_follow_the_roles_or_their_numbers() -> None:
-    assert policy_of_seat(read(TWO)) == ("user", "user", "agent")
-    assert policy_of_seat(read()) == ("", "", "")
+    assert read(TWO).policy_of_seat == ("user", "user", "agent")
+    assert read().policy_of_seat == ("", "", "")
     by_number = "policies={a: {seats: [0, agent]}, b: {seats: [1]}}"
-    assert policy_of_seat(read(by_number)) == ("a", "b", "a")
+    assert read(by_number).policy_of_seat == ("a", "b", "a")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_seats_follow_the_roles_or_their_numbers() -> None:
 )
 def test_a_mistake_is_one_line_with_the_policys_key(given: str, line: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        policy_of_seat(read(f"policies={given}"))
+        _ = read(f"policies={given}").policy_of_seat
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -96,7 +95,7 @@ def test_who_plays_is_set_by_policy(more: str) -> None:
 
 def test_policies_also_have_the_seats_that_a_game_leaves_to_a_partner() -> None:
     config = load_config("tiny_collab", ["policies={user: {}, assistant: {}}", *ALONE])
-    assert policy_of_seat(config) == ("user", "assistant")
+    assert config.policy_of_seat == ("user", "assistant")
     for each in (config, config.of_policy("user")):
         assert chosen_seats(each.game, each.rollout) is None
     alone = load_config("tiny_collab", ALONE)

@@ -94,7 +94,8 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
         raise ValueError(
             f"--out must be a new folder or an unchanged copy of a run, got {out}: {found}"
         )
-    config = load(Config, run / "config.yaml", code="none", policy=source.policy)
+    own_home = f"policies.{source.policy}" if source.policy else ""
+    config = load(Config, run / "config.yaml", code="none", own=own_home)
     every = read_value(run / "config.yaml", [], "policies") or {}
     if source.policy:
         own = (every[source.policy] or {}).get("seats") or [source.policy]

@@ -16,7 +16,6 @@ from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import after_thought, drop_reasoning
 from selfplay.apps.report.run_files import STAGES, RunFiles
-from selfplay.policies.seats import policy_of_seat
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
@@ -185,7 +184,7 @@ def seats_of(run: RunFiles) -> list[str]:
 
 def policies_by_seat(run: RunFiles) -> tuple[str, ...]:
     """The name of each seat's policy, "" for a single one; none for a game that is not imported."""
-    return policy_of_seat(run.config) if run.config and run.kit else ()
+    return run.config.policy_of_seat if run.config and run.kit else ()
 
 
 def _turn(
