@@ -24,11 +24,13 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13493, "several policies, going back, a cast, what engines take, an early one"),
-    "selfplay": Limit(24156, "several policies, the league, going back, what starts early"),
+    "selfplay": Limit(24175, "several policies, the league, going back, what starts early"),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34920, "a single rank's gathered object in a GPU test"),
-    "bench": Limit(3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"),
+    "tests": Limit(34931, "a single rank's gathered object; a policy's own key in a refusal"),
+    "bench": Limit(
+        3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
+    ),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
@@ -45,7 +47,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.804  # a function: the least
+DOCSTRING_LINES = 2.805  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, Self
@@ -169,6 +170,28 @@ class Policies(dict[str, PolicyConfig]):
                     f"{' and '.join(names) or 'none'} for seat {seat} ({role})"
                 )
         return tuple(names[0] for names in owners)
+
+    @staticmethod
+    @contextmanager
+    def naming(config: Config, policy: str) -> Iterator[None]:
+        """What raises SettingsError in it for a setting that this policy has of its own names the
+        setting as the user wrote it.
+
+        With `policy` "agent" a message about model.path is about policies.agent.model.path, where
+        the policy sets model.path; a setting of the run keeps its name. `policy` "" is a run's
+        only policy.
+        """
+        try:
+            yield
+        except SettingsError as error:
+            rule, own = str(error), config.policies.get(policy)
+            sections = [field.name for field in fields(PolicyConfig) if field.name not in OF_RUN]
+            given = {section: getattr(own, section) for section in sections} if own else {}
+            for key in [f"{section}.{key}" for section, of in given.items() for key in of]:
+                rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?!\w)", f"{HOME}.{policy}.{key}", rule)
+            if given:
+                rule = rule.replace("rollout.partners", f"{HOME}.{policy}.partners")
+            raise SettingsError(rule) from error.__cause__
 
     @staticmethod
     def values_of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

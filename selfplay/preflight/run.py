@@ -24,6 +24,7 @@ from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
+from selfplay.config.features import section_class
 from selfplay.config.monitors import BACK, parse_rule
 from selfplay.config.own_code import is_own_game, own_code, own_names
 from selfplay.config.player_spec import SELF, parse_shares
@@ -91,8 +92,11 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_observers(config, here=here)
     check_going_back(config)
     check_state(config)
-    rendering, *_ = [_check_policy(each, here=here) for each in policies]
-    return rendering
+    renderings = []
+    for name, each in zip(config.policy_names, policies, strict=True):
+        with section_class("policies").naming(config, name):
+            renderings.append(_check_policy(each, here=here))
+    return renderings[0]
 
 
 def _check_policy(config: Config, *, here: bool) -> Rendering:

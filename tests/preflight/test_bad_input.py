@@ -213,6 +213,17 @@ TRAIN: list[Row] = [
         for n in ("two", "two/final")
     ),
     ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
+    (
+        (
+            TWO.replace("policies: ", "policies="),
+            "policies.right.model={path: nowhere, scratch: null}",
+        ),
+        "policies.right.model.path must be…got nowhere",
+    ),
+    (
+        (TWO.replace("policies: ", "policies="), "policies.left.partners=['scripted:nobody']"),
+        "policies.left.partners: unknown scripted player",
+    ),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
     ("rollout.partners=[checkpoint:pickled]", "rollout.partners: checkpoint:pickled"),
