@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from selfplay.config import Config
-from selfplay.config.load import load
+from selfplay.config.load import load, read_value
 from selfplay.config.plugins import as_setting, key_of
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.functions import findings
@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         args = parser.parse_intermixed_args(words)
         parser.check_settings(args.overrides)
         key = key_of(args.name)
-        is_named = any(args.name in word for word in args.overrides)
+        is_named = args.name in str(read_value(args.config, args.overrides, key))
         use = [*([] if is_named else [as_setting(key, args.name)]), *args.overrides]
         config = load(Config, args.config, use)
         for line in map(on_one_line, findings(key, args.name, config)):

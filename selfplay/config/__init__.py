@@ -205,12 +205,11 @@ def load_config(
     """
     settings = Path(given) if isinstance(given, str) and given else given or None
     config: Config = section_class("policies").with_all_roles(load(Config, settings, overrides))
-    each_policy = [
-        load(Config, settings, overrides, own=f"policies.{name}") for name in config.policies
-    ]
-    for each in each_policy or [config]:
+    for name in config.policy_names:
+        each = load(Config, settings, overrides, own=f"policies.{name}") if name else config
         if (each.model.path is None) == (each.model.scratch is None):
+            key = f"policies.{name}.model" if name and config.policies[name].model else "model"
             raise SettingsError(
-                f"{source_of(settings)}: exactly one of model.path and model.scratch must be set"
+                f"{source_of(settings)}: exactly one of {key}.path and {key}.scratch must be set"
             )
     return config

@@ -1,7 +1,8 @@
 """Reads settings: YAML files, mappings and `key.sub=value` overrides, checked by pydantic.
 
 A file or a mapping may extend another with `base: FILE`, a path relative to itself or the name of
-a shipped file. Mappings merge key by key; any other value is replaced. Every mistake raises a
+a shipped file. Mappings merge key by key; any other value, and an empty mapping, replaces the one
+below it: `methods={}` is no method, `optim={}` has the defaults. Every mistake raises a
 SettingsError of one line: the file and line or the override, the key, the rule, the value, and the
 nearest valid choice.
 """
@@ -287,7 +288,7 @@ def _based(
     if target.resolve() in chain:
         raise SettingsError(f"{origin}: base {base} leads back to itself")
     under, origins_under = _read(target, chain)
-    return _merged(under, values), origins_under | origins
+    return _merged(under, values or under), origins_under | origins
 
 
 def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
@@ -328,8 +329,8 @@ def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
 
 
 def _merged(under: Any, over: Any) -> Any:
-    """`over` merged into `under`, mapping by mapping."""
-    if not (isinstance(under, dict) and isinstance(over, dict)):
+    """`over` merged into `under`, mapping by mapping; an empty one empties."""
+    if not (isinstance(under, dict) and isinstance(over, dict) and over):
         return over
     return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}
 

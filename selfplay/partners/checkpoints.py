@@ -290,7 +290,7 @@ def template_of(source: Source) -> dict[str, Any] | None:
         return None
     shared = _saved(source.settings, "model").get("chat_template")
     own = read_value(source.settings, [], f"policies.{source.policy}.model.chat_template")
-    return {**(shared or {}), **own} if own else shared
+    return shared if own is None else own and {**(shared or {}), **own}
 
 
 def _saved(settings: Path, name: str) -> dict[str, Any]:

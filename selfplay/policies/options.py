@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from dialop.specs import nearest
 from selfplay.config import Config, GameConfig
+from selfplay.config.hardware import EngineConfig
 from selfplay.config.load import load
 from selfplay.config.player_spec import parse_shares
 from selfplay.config.schema import RULES
@@ -25,11 +26,13 @@ from selfplay.errors import SettingsError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*$")
 HOME, OF_RUN = "policies", ("seats", "rest", "partners")  # the keys that are no section
+SECTIONS = ("model", "optim", "algorithm", "methods", "warm_start", "engine")
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class PolicyConfig:
-    """A policy with its own weights: its roles, and sections merged over the run's."""
+    """A policy with its own weights: its roles, and sections merged over the run's; null is the
+    run's section, {} the section's defaults."""
 
     seats: tuple[Annotated[int, Field(ge=0)] | str, ...] = ()
     """its roles, or the numbers of its seats from 0; empty means the role of its name"""
@@ -39,17 +42,17 @@ class PolicyConfig:
     partners: tuple[str, ...] = ("self",)
     """who plays its seats while the other policies train, as 'spec*share' (docs/partners.md): self
     is the policy, pool an earlier version of it"""
-    model: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] | None = None
     """its own model"""
-    optim: dict[str, Any] = Field(default_factory=dict)
+    optim: dict[str, Any] | None = None
     """its own optimizer"""
-    algorithm: dict[str, Any] = Field(default_factory=dict)
+    algorithm: dict[str, Any] | None = None
     """its own loss and advantage"""
-    methods: dict[str, Any] = Field(default_factory=dict)
+    methods: dict[str, Any] | None = None
     """its own methods; `after_play` is called only for those of the first policy"""
-    warm_start: dict[str, Any] = Field(default_factory=dict)
+    warm_start: dict[str, Any] | None = None
     """its own warm start; without one, policies with the same model start from the same weights"""
-    engine: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] | None = None
     """its own engine settings, of the run's engine.kind"""
 
     def trains(self, step: int) -> bool:
@@ -84,9 +87,7 @@ class Policies(dict[str, PolicyConfig]):
                         f"may set {', '.join(valid)}"
                     )
         kinds = TypedDict("Policies", dict.fromkeys(given, PolicyConfig))  # type: ignore[misc]
-        plain = json.dumps(
-            {name: {} if of is None else of for name, of in given.items()}, default=asdict
-        )
+        plain = json.dumps({name: _said(of) for name, of in given.items()}, default=asdict)
         found = cls(TypeAdapter[Any](kinds).validate_json(plain))
         for name, policy in found.items():
             try:
@@ -121,9 +122,10 @@ class Policies(dict[str, PolicyConfig]):
                     f"{HOME} must not all rest at once, got rest of all in step {step + 1}"
                 )
         for name, of in self.items():
+            base = EngineConfig() if of.engine == {} else config.engine
             for key in ("kind", "tp_size"):
                 of_run = getattr(config.engine, key)
-                if (own := of.engine.get(key, of_run)) != of_run:
+                if (own := (of.engine or {}).get(key, getattr(base, key))) != of_run:
                     raise ValueError(
                         f"policies.{name}.engine.{key} must be the run's, {of_run}, got {own}"
                     )
@@ -185,11 +187,10 @@ class Policies(dict[str, PolicyConfig]):
             yield
         except SettingsError as error:
             rule, own = str(error), config.policies.get(policy)
-            sections = [field.name for field in fields(PolicyConfig) if field.name not in OF_RUN]
-            given = {section: getattr(own, section) for section in sections} if own else {}
-            for key in [f"{section}.{key}" for section, of in given.items() for key in of]:
+            given = [f"{of}.{key}" for of in SECTIONS for key in getattr(own, of, None) or ()]
+            for key in given:
                 rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?!\w)", f"{HOME}.{policy}.{key}", rule)
-            if given:
+            if own:
                 rule = rule.replace("rollout.partners", f"{HOME}.{policy}.partners")
             raise SettingsError(rule) from error.__cause__
 
@@ -197,14 +198,22 @@ class Policies(dict[str, PolicyConfig]):
     def values_of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a policy sets of its own in the `values` of a run, as values of the run's sections,
         and that the run has no further policies."""
-        own = dict((values.get(HOME) or {}).get(name) or {})
-        sections = {key: value for key, value in own.items() if key not in OF_RUN}
-        if isinstance(model := sections.get("model"), dict):
+        own = dict(_said((values.get(HOME) or {}).get(name)))
+        sections = {key: of for key, of in own.items() if key not in OF_RUN and of is not None}
+        if isinstance(model := sections.get("model"), dict) and model:
             # A folder replaces the run's scratch model, and a scratch model its folder.
             for one, other in (("path", "scratch"), ("scratch", "path")):
                 if model.get(one) is not None:
                     sections["model"] = {other: None, **model}
         return sections | {"rollout": {"partners": own.get("partners", ["self"])}}
+
+
+def _said(of: Any) -> Any:
+    """What a policy's settings say: run folders of earlier versions have each section, an empty one
+    for the run's."""
+    if isinstance(of, dict) and all(isinstance(of.get(section), dict) for section in SECTIONS):
+        return {key: value for key, value in of.items() if value != {}}
+    return {} if of is None else of
 
 
 @lru_cache(maxsize=32)

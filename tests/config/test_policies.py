@@ -6,10 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from selfplay.config import Config, load_config
+from selfplay.config.learning import OptimConfig
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
+from selfplay.policies.options import SECTIONS
 from selfplay.rollout.seat_rules import chosen_seats
 
 ALONE = ["rollout.partners=[self]", "rollout.policy_seats=[]"]
@@ -33,6 +36,23 @@ def test_a_model_folder_replaces_the_runs_scratch_model_and_the_other_way_around
     config = read("policies={user: {model: {path: a_folder}}, agent: {}}")
     assert config.of_policy("user").model.scratch is None
     assert config.of_policy("agent").model.path is None
+
+
+def test_an_empty_section_of_a_policy_has_defaults_and_null_is_the_runs(tmp_path: Path) -> None:
+    """A folder of an earlier version has {} in each section of a policy for what is the run's."""
+    given = ["methods={best_games: {weight: 0.2}}", "policies={user: {}, agent: {}}"]
+    own = read(*given, "policies.agent={methods: {}, optim: {}, model: null}")
+    user, agent = map(own.of_policy, own.policy_names)
+    assert user.methods["best_games"].weight == 0.2 and agent.methods == {}
+    assert (user.optim, user.model) == (own.optim, own.model) == (own.optim, agent.model)
+    assert agent.optim == OptimConfig() != own.optim
+    (tmp_path / "config.yaml").write_text(dump(own))
+    assert load_config(tmp_path / "config.yaml") == own
+    old = yaml.safe_load(dump(read(*given)))
+    for policy in old["policies"].values():
+        policy |= {section: {} for section in SECTIONS}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old, sort_keys=False))
+    assert load_config(tmp_path / "config.yaml") == read(*given)
 
 
 def test_settings_with_policies_load_back_equal(tmp_path: Path) -> None:
@@ -72,6 +92,12 @@ def test_seats_follow_the_roles_or_their_numbers() -> None:
         ("{user: {}, agent: {optim: {lrr: 1}}}", "unknown key policies.agent.optim.lrr; nearest"),
         ("{user: {}, agent: {optim: {lr: -1.0}}}", "policies.agent.optim.lr must be at least 0"),
         ("{user: {rest: [0, 1]}, agent: {rest: [1, 1, 1]}}", "at once, got rest of all in step 1"),
+        ("{user: {}, agent: {model: {}}}", "one of model.path and model.scratch must be set"),
+        (
+            "{user: {}, agent: {model: {path: x, scratch: {}}}}",
+            "exactly one of policies.agent.model.path and policies.agent.model.scratch must be set",
+        ),
+        ("{user: {}, agent: {engine: {tp_size: 2}}}", "agent.engine.tp_size must be the run's, 1"),
         ("{user: {rest: [0, 0]}, agent: {}}", "policies.user.rest must be [steps of training, st"),
         ("{user: {}, agent: {partners: [x]}}", "policies.agent.partners: a partner must be one"),
         ("{user: {}, 'an agent': {}}", "names of letters, digits and _, got 'an agent'"),

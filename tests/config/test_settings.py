@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import FrozenInstanceError, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from selfplay.config import Config as RunConfig
 from selfplay.config import load_config
 from selfplay.config.load import load, override_words
+from selfplay.config.play import GameConfig
 from selfplay.config.schema import RULES, describe, described
 from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
@@ -128,6 +130,46 @@ def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) ->
     path = write(tmp_path, "model:\n  scratch: {width: 32}\nrollout: {}\n")
     assert load(Config, path, ["model.scratch=null"]) == Config()
     assert load(Config, None, ["model.scratch.width=16"]).model.scratch == Shape(width=16)
+
+
+EMPTIED: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {"chat": {}}),
+    ("rollout", {"rollout": Rollout()}),
+    ("model.scratch", {"model": Model(path="p", scratch=Shape())}),
+    ("model", {"model": Model()}),
+]
+
+
+@pytest.mark.parametrize(("name", "emptied"), EMPTIED)
+def test_an_empty_mapping_replaces_the_one_below_it_and_a_key_none_beside_it(
+    name: str, emptied: dict[str, Any], tmp_path: Path
+) -> None:
+    """In a file over its base, as an override and from Python; the other sections stay."""
+    base = {"chat": {"deep": {"n": 1}}, "rollout": {"group_size": 3, "talk": "low"}}
+    path = write(tmp_path, yaml.safe_dump(base | {"model": {"path": "p", "scratch": {"width": 9}}}))
+    nested: Any = {}
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    over = write(tmp_path, yaml.safe_dump({"base": "run.yaml", **nested}), "over.yaml")
+    wanted = replace(load(Config, path), **emptied)
+    assert load(Config, path) != wanted
+    assert load(Config, over) == load(Config, path, [f"{name}={{}}"]) == wanted
+    assert load(Config, path, override_words({name: {}})) == wanted
+    assert load(Config, path, ["chat.deep.m=2"]).chat == {"deep": {"n": 1, "m": 2}}
+
+
+def test_an_empty_mapping_of_a_run_is_no_method_no_policy_and_options_at_their_defaults() -> None:
+    branches = {"play": "branches", "options": {"siblings": 3}}
+    given = {"base": "tiny_roles", "methods": {"best_games": {"weight": 0.7}}, "rollout": branches}
+    read = partial(load_config, given)
+    assert read(["methods={}"]).methods == read(["policies={}", "methods={}"]).methods == {}
+    assert read(["methods.best_games={}"]).methods["best_games"].weight == 0.2
+    assert read(["policies={}"]).policy_names == ("",)
+    assert (read().play_options.siblings, read(["rollout.options={}"]).play_options.siblings) == (
+        3,
+        4,
+    )
+    assert read(["game={name: planning, options: {}}"]).game == GameConfig("planning")
 
 
 def test_off_switches_the_warm_start_of_a_base_file_off(tmp_path: Path) -> None:

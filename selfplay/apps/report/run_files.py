@@ -194,7 +194,7 @@ def _about(folder: Path, config: Config | None) -> Iterator[tuple[str, str]]:
         adapters = f", LoRA of rank {config.model.lora.rank}" if config.model.lora else ""
         yield "model", f"{config.model.path or scratch}{adapters}"
         if config.policies:
-            models = {name: of.model.get("path") for name, of in config.policies.items()}
+            models = {name: (of.model or {}).get("path") for name, of in config.policies.items()}
             own = (f"{name} from {path}" if path else name for name, path in models.items())
             yield "policies", ", ".join(own)
         yield "game", config.game.name
