@@ -96,9 +96,10 @@ def _uses_view(spec: str, game: GameConfig, instances: Sequence[Any], number: in
         mover = own.seat_to_move
         if mover is None or not twins:
             break
-        text = _move(scripts[mover], own.view(mover), turn)
+        draws = f"{number} {turn}"
+        text = _move(scripts[mover], own.view(mover), draws)
         if mover in twins:
-            if _move(scripts[mover], twins[mover].view(mover), turn) != text:
+            if _move(scripts[mover], twins[mover].view(mover), draws) != text:
                 return True
             asked = False
         if own.step(mover, text).error is not None:
@@ -107,8 +108,8 @@ def _uses_view(spec: str, game: GameConfig, instances: Sequence[Any], number: in
     return asked
 
 
-def _move(script: Script, view: Any, turn: int) -> str:
-    """The script's move, with draws that do not depend on the view."""
+def _move(script: Script, view: Any, draws: str) -> str:
+    """The script's move, with draws that depend on the game and the turn, not on the view."""
     if isinstance(script, FunctionScript):
-        return script.move(view, random.Random(turn))
+        return script.move(view, random.Random(draws))
     return script.act(view)

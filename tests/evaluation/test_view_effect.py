@@ -159,6 +159,12 @@ def test_no_teacher_is_named_in_a_game_without_private_views(game: str) -> None:
     assert blind_teachers(load_config(f"examples/{game}")) == []
 
 
+def test_a_teacher_that_only_shifts_its_chances_by_its_view_looks_at_it() -> None:
+    """`moody` bets with a chance of 0.1 to 0.9 by its card: one draw for all games would lie on the
+    same side of most of these chances, a draw for each game does not."""
+    assert blind_teachers(load_config("examples/kuhn/kuhn.yaml")) == []
+
+
 @pytest.mark.parametrize("settings", TEACHERS)
 def test_teachers_that_ignore_their_view_are_named_if_all_do(settings: str) -> None:
     """Random moves do not count as another move: both are drawn alike. Self-play from a mixture
