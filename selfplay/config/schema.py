@@ -47,8 +47,9 @@ def described(cls: Any, prefix: str = "") -> list[Described]:
     keys: list[Described] = []
     sections: list[Described] = []
     for last, field in own.__pydantic_fields__.items():
-        name, kinds = join(prefix, last), (field.annotation, *get_args(field.annotation))
-        sentence, default = field.description, field.get_default(call_default_factory=True)
+        name, sentence = join(prefix, last), field.description
+        kinds = (field.annotation, *get_args(field.annotation))
+        default = field.get_default(call_default_factory=True, validated_data={})
         section = next(filter(dataclasses.is_dataclass, kinds), None)
         if section is not None:
             absent = "null" if default is None else ""

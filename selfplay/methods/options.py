@@ -65,12 +65,25 @@ class KLReferenceOptions:
 class LegalMovesOptions:
     """An entropy bonus, and a KL, over the moves that a game lists (docs/exploitability.md)."""
 
-    entropy: float = Field(default=0.1, ge=0.0, le=1000.0)
-    """weight of the mean entropy of a move, in nats, over the listed moves"""
-    until: int = Field(default=0, ge=0, le=10_000_000)
-    """the step at which the weight of the entropy has fallen linearly to 0; 0 keeps it"""
     kl: float = Field(default=0.0, ge=0.0, le=1000.0)
     """weight of the mean KL of a move to the reference, in nats, over the listed moves"""
+    entropy: float = Field(
+        default_factory=lambda given: 0.0 if given.get("kl") else 0.1, ge=0.0, le=1000.0
+    )
+    """weight of the mean entropy of a move, in nats, over the listed moves; if kl is set, 0 by
+    default"""
+    until: int = Field(default=0, ge=0, le=10_000_000)
+    """the step at which the weight of the entropy has fallen linearly to 0; 0 keeps it"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Raise ValueError for a fall of a bonus that is 0."""
+        if self.until and not self.entropy:
+            raise ValueError(
+                "methods.legal_moves.until needs methods.legal_moves.entropy above 0, the weight "
+                f"that falls, got entropy 0 with until {self.until}"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -160,6 +160,15 @@ def test_beside_uniform_play_the_kl_is_the_log_of_the_number_of_moves_minus_the_
     assert any(abs(slope) > 1e-4 for slope in slopes[0])
 
 
+@pytest.mark.parametrize(
+    ("given", "entropy"), [("{}", 0.1), ("{kl: 0.3}", 0.0), ("{kl: 0.3, entropy: 0.2}", 0.2)]
+)
+def test_a_kl_alone_has_no_bonus_beside_it(given: str, entropy: float) -> None:
+    words = ["algorithm.kl=0.1", f"methods={{legal_moves: {given}}}"]
+    config = load_config("configs/tiny.yaml", words)
+    assert config.methods["legal_moves"].entropy == entropy
+
+
 def test_without_a_listed_turn_there_is_no_term() -> None:
     model = tiny_model()
     method = method_of(model, "methods.legal_moves.entropy=0.7")

@@ -256,6 +256,10 @@ TRAIN: list[Row] = [
         "methods.kl_reference must come before methods.legal_moves with a kl",
     ),
     (
+        (*KUHN_GAME, "algorithm.kl=0.1", "methods.legal_moves={kl: 0.3, until: 9}"),
+        "methods.legal_moves.until needs methods.legal_moves.entropy above 0…got entropy 0 with",
+    ),
+    (
         (f"game.name={KUHN}", "game.options=null", "monitors=[back to best if score falls 0.1]"),
         "monitors: in a zero-sum game…by observed/exploitability…got 'back to best if score falls",
     ),
