@@ -44,8 +44,7 @@ def described(cls: Any, prefix: str = "") -> list[Described]:
     """Every key of a section or of a game's options, then of its nested sections."""
     config = None if hasattr(cls, "__pydantic_config__") else RULES
     own = cls if is_pydantic_dataclass(cls) else dataclass(cls, frozen=True, config=config)
-    keys: list[Described] = []
-    sections: list[Described] = []
+    keys, sections = list[Described](), list[Described]()
     for last, field in own.__pydantic_fields__.items():
         name, sentence = join(prefix, last), field.description
         kinds = (field.annotation, *get_args(field.annotation))

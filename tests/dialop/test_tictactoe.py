@@ -102,8 +102,8 @@ def test_known_players_keep_and_lose_what_was_computed_over_positions(slip: floa
 def test_what_is_not_read_leaves_bounds(most: int) -> None:
     few, (kept, won) = Erring(0.2, most=most), KNOWN[0.2]
     for other, expected in zip(OPPONENTS, (kept, won), strict=True):
-        for (low, high), value in zip(few.ends(other), expected, strict=True):
-            assert low - 6e-4 < value < high + 6e-4
+        for (low, high), known in zip(few.ends(other), expected, strict=True):
+            assert low - 6e-4 < known < high + 6e-4
             assert most == 3000 or high - low > 0.05
     assert few.num_read <= 4 * most
 
