@@ -225,9 +225,19 @@ class Kit:
 
     def deals(self, options: Any) -> list[tuple[Any, float]]:
         """All instances with their probabilities. Raises GameError unless they sum to 1."""
-        found = [(instance, float(share)) for instance, share in self._required("deals")(options)]
+        given = self._required("deals")(options)
+        try:
+            found = [(instance, float(share)) for instance, share in given]
+        except (TypeError, ValueError) as error:
+            if is_own(error):
+                raise
+            rule = "must give pairs of an instance and a probability, a number"
+            raise GameError(
+                f"deals of game {self.name} {rule}: {error}, got {given!r:.200}"
+            ) from error
         total = sum(share for _, share in found)
-        if min([share for _, share in found], default=-1.0) < 0 or abs(total - 1.0) > 1e-9:
+        least = min([share for _, share in found], default=-1.0)
+        if not (least >= 0 and abs(total - 1.0) <= 1e-9):  # so that NaN is refused
             raise GameError(
                 f"deals of game {self.name} must give probabilities that sum to 1, got {total:g} "
                 f"over {len(found)} deals"

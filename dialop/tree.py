@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,10 +101,11 @@ def tree_of(kit: Kit, options: Any) -> Tree:
             outcome = game.outcome()
             _check(game, "outcome", wrong_outcome(game, outcome))
             return tuple(map(float, outcome.rewards))
-        moves = tuple(game.legal_moves())
-        if not moves or len({*moves}) < len(moves):
-            rule = "must list each move of the seat to move once"
-            _check(game, "legal_moves", f"{rule}, got {moves!r} after {list(path)}")
+        given = game.legal_moves()
+        moves = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
+        if not moves or len({*filter(_is_text, moves)}) < len(moves):
+            rule = "must list each move of the seat to move once, as texts"
+            _check(game, "legal_moves", f"{rule}, got {moves or given!r} after {list(path)}")
         key = seat, read[seat]
         if key not in sets:
             name = f"{seat}: " + " / ".join(read[seat])
@@ -148,6 +149,10 @@ def _plus(rewards: Sequence[float], rest: Position | Payoffs) -> Position | Payo
     if isinstance(rest, Position):
         return Position(rest.at, tuple(_plus(rewards, each) for each in rest.after))
     return tuple(map(float.__add__, map(float, rewards), rest))
+
+
+def _is_text(move: object) -> bool:
+    return isinstance(move, str)
 
 
 def _check(game: Game, method: str, problem: str) -> None:

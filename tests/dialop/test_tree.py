@@ -207,6 +207,12 @@ def test_the_view_effect_by_hand() -> None:
         ('return ("[pass]", "[bet]")', "return ()", "legal_moves.*list each move.*got "),
         ("1 / len(DEALS)", "0.15", "deals of game .*sum to 1, got 0.9 over 6 deals"),
         ("1 / len(DEALS)", "-1 / 6", "deals of game .*sum to 1, got -1"),
+        ("1 / len(DEALS)", "float('nan')", "deals of game .*sum to 1, got nan"),
+        ("1 / len(DEALS)", "'even'", "deals of game .*pairs .*'even'"),
+        (", 1 / len(DEALS))", ")", "deals of game .*pairs .*Instance"),
+        ('return ("[pass]", "[bet]")', "return None", "legal_moves.*as texts, got None"),
+        ('return ("[pass]", "[bet]")', "return (1, 2)", r"legal_moves.*as texts, got \(1, 2"),
+        ('return ("[pass]", "[bet]")', 'return "[pass]"', r"legal_moves.*as texts, got '\[pass"),
         (
             'return ("[pass]", "[bet]")',
             'return ("[pass]", "[bet]")[:: 1 if self.instance.cards[1] == "J" else -1]',
