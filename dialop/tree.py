@@ -103,7 +103,7 @@ def tree_of(kit: Kit, options: Any) -> Tree:
             return tuple(map(float, outcome.rewards))
         given = game.legal_moves()
         moves = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
-        if not moves or len({*filter(_is_text, moves)}) < len(moves):
+        if not moves or len({each for each in moves if isinstance(each, str)}) < len(moves):
             rule = "must list each move of the seat to move once, as texts"
             _check(game, "legal_moves", f"{rule}, got {moves or given!r} after {list(path)}")
         key = seat, read[seat]
@@ -149,10 +149,6 @@ def _plus(rewards: Sequence[float], rest: Position | Payoffs) -> Position | Payo
     if isinstance(rest, Position):
         return Position(rest.at, tuple(_plus(rewards, each) for each in rest.after))
     return tuple(map(float.__add__, map(float, rewards), rest))
-
-
-def _is_text(move: object) -> bool:
-    return isinstance(move, str)
 
 
 def _check(game: Game, method: str, problem: str) -> None:
