@@ -299,7 +299,8 @@ def make_rendering(
     except (TemplateError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise SettingsError(
-            f"model.chat_template and the tokenizer of {tokenizer.name_or_path!r}: {reason}"
+            "model.chat_template and the tokenizer of "
+            f"{tokenizer.name_or_path or 'model.scratch'}: {reason}"
         ) from error
 
 

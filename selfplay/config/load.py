@@ -81,7 +81,8 @@ def load(
     else:
         rule = _wrong(name, fault, words)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
-    for key in {each for each in (*named, name) if _origin_of(each, owned)}:
+    told = {name, *named, *re.findall(r"nearest is ([a-z_.]+)$", rule)}
+    for key in {each for each in told if _origin_of(each, owned)}:
         rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", home + key, rule)
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 
@@ -193,13 +194,9 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     if name in names:
         return f"{name} must be written below its section, as {home}: {{{last}: VALUE}}"
     same = [other for other in names if other.rpartition(".")[2] == last]
-    siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
-    siblings = [*dict.fromkeys(siblings)]
-    near = difflib.get_close_matches(name, same, 1, 0.0)
-    if home:
-        near += [join(home, each) for each in difflib.get_close_matches(last, siblings, 1)]
-    else:
-        near += difflib.get_close_matches(name, names, 1)
+    siblings = dict.fromkeys(e.rpartition(".")[2] for e in names if e.rpartition(".")[0] == home)
+    beside = difflib.get_close_matches(last, siblings if home else names, 1)
+    near = difflib.get_close_matches(name, same, 1, 0.0) or [join(home, e) for e in beside]
     hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings) or 'none'}"
     return f"unknown key {name}; {hint}"
 

@@ -47,9 +47,12 @@ class EvalPlan:
         if not self.runs and not self.partners:
             raise ValueError("eval.py needs a RUN, e.g. eval.py runs/talk")
         if len(self.runs) > 1 and not self.partners:
+            homes = {run.parent for run in self.runs}
+            near = f"a matrix of them write --partners {','.join(map(str, self.runs))}"
+            if len(homes) == 1 and (home := homes.pop()).name == "final":
+                near = f"the policies of a run together write {home}"
             raise ValueError(
-                f"RUN must be a single one without --partners, got {len(self.runs)}; for a matrix "
-                f"of them write --partners {','.join(map(str, self.runs))}"
+                f"RUN must be a single one without --partners, got {len(self.runs)}; for {near}"
             )
         if self.partners and (self.partner or len(self.temperature) > 1):
             raise ValueError("--partners allows no --partner and at most one --temperature")

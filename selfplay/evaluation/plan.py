@@ -25,6 +25,7 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
+from selfplay.config.text import show
 from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.partners.checkpoints import (
@@ -161,6 +162,7 @@ def find_matches(plan: EvalPlan) -> Matches:
             "--config is needed: no player comes from a run whose settings name the game; give "
             "a file such as configs/tiny.yaml"
         )
+    check_given(overrides, [name for each in found for name in each if name])
     config = _of_any_policy(load_config(path, [*ONE_PROCESS, *overrides]))
     for source in (each[""] for each in found if "" in each):
         if source.policy:
@@ -307,11 +309,8 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
     Raises:
         SettingsError, ValueError: for settings that cannot be used.
     """
-    for key in ("model.path", "model.scratch"):
-        if (value := read_value(None, overrides, key)) is not None:
-            raise SettingsError(
-                f"{key} must not be given, because RUN names the model, got {value}"
-            )
+    names = read_value(source.settings, (), "policies") if source.settings else None
+    check_given(overrides, [*(names or ())])
     path = given or source.settings
     policy = source.policy if path == source.settings else ""
     home = f"policies.{policy}." if policy else ""
@@ -321,6 +320,25 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
     if own is None or any(word.startswith(keys) for word in overrides):
         return config
     return replace(config, model=replace(config.model, chat_template=own))
+
+
+def check_given(overrides: Sequence[str], names: Sequence[str]) -> None:
+    """Raise SettingsError for overrides of what RUN alone says: its model, its policies `names` and
+    their seats."""
+    for key in ("model.path", "model.scratch"):
+        if (value := read_value(None, overrides, key)) is not None:
+            raise SettingsError(
+                f"{key} must not be given, because RUN names the model, got {value}"
+            )
+    own = read_value(None, overrides, "policies")
+    kept = isinstance(own, dict) and all(
+        name in names and "seats" not in (of or ()) for name, of in own.items()
+    )
+    if own is not None and not (kept and (own or not names)):
+        raise SettingsError(
+            f"policies must leave RUN's policies, {', '.join(names) or 'a single one'}, and their "
+            f"seats as they are, got {show(own)}"
+        )
 
 
 def _of_any_policy(config: Config) -> Config:

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
+from dialop.specs import nearest
 from selfplay.atomic import MANIFEST, damage
 from selfplay.errors import SettingsError
 
@@ -55,6 +56,7 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
         raise SettingsError(
             f"{what} must be a Hugging Face folder, a .gguf file or a hub name such as "
             f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}{absent}"
+            + nearest(name_or_folder, map(str, folder.parent.glob("*/")))
         )
     fetched = FETCHED if weights else [name for name in FETCHED if name != WEIGHTS]
     try:

@@ -151,13 +151,13 @@ def _only(checkpoint: Path, *, what: str) -> Source:
         return Source(downloaded, downloaded, _published(downloaded), hub=name)
     if not checkpoint.is_dir():
         absent = "" if checkpoint.exists() else ", which does not exist here"
+        home = next(folder for folder in checkpoint.parents if folder.is_dir())
+        near = (
+            nearest_beside(each / checkpoint.name, Path.is_dir) for each in (home, home / "final")
+        )
         raise SettingsError(
             f"{what} must be a run folder, a Hugging Face folder or name, or a .gguf file, got "
-            f"{checkpoint}{absent}"
-            + (
-                nearest_beside(checkpoint, lambda path: path.is_dir())
-                or _runs_in(checkpoint.parent)
-            )
+            f"{checkpoint}{absent}{next(filter(None, near), '') or _runs_in(home)}"
         )
     if (checkpoint / "config.yaml").exists():
         exports = [*policies(checkpoint), checkpoint / "warm_start"]
@@ -322,7 +322,8 @@ def _is_model(folder: Path) -> bool:
 
 def _runs_in(folder: Path) -> str:
     """The end of an error message: the first runs in a folder, "" without any."""
-    runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
+    found = (path.parent for path in folder.glob("*/config.yaml"))
+    runs = sorted(str(run) for run in found if not (run / "evaluation.json").is_file())
     return f"; there are {', '.join(runs[:4])}" if runs else ""
 
 

@@ -161,7 +161,8 @@ class Policies(dict[str, PolicyConfig]):
                     known = ", ".join(dict.fromkeys(roles))
                     raise SettingsError(
                         f"policies.{name}.seats must be roles of {game} ({known}) or numbers of "
-                        f"seats below {len(roles)}, got {chosen}{nearest(str(chosen), roles)}"
+                        f"seats below {len(roles)}, as [0], got {chosen}"
+                        f"{nearest(str(chosen), roles)}"
                     )
                 for seat in seats:
                     owners[seat].append(name)
@@ -176,8 +177,8 @@ class Policies(dict[str, PolicyConfig]):
     @staticmethod
     @contextmanager
     def naming(config: Config, policy: str) -> Iterator[None]:
-        """What raises SettingsError in it for a setting that this policy has of its own names the
-        setting as the user wrote it.
+        """What raises ValueError in it for a setting that this policy has of its own raises a
+        SettingsError that names the setting as the user wrote it.
 
         With `policy` "agent" a message about model.path is about policies.agent.model.path, where
         the policy sets model.path; a setting of the run keeps its name. `policy` "" is a run's
@@ -185,13 +186,17 @@ class Policies(dict[str, PolicyConfig]):
         """
         try:
             yield
-        except SettingsError as error:
+        except ValueError as error:
             rule, own = str(error), config.policies.get(policy)
             given = [f"{of}.{key}" for of in SECTIONS for key in getattr(own, of, None) or ()]
-            for key in given:
+            if own and own.model:  # its tokenizer may be of its own model
+                given.append("model.chat_template")
+            for key in dict.fromkeys(given):
                 rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?!\w)", f"{HOME}.{policy}.{key}", rule)
             if own:
                 rule = rule.replace("rollout.partners", f"{HOME}.{policy}.partners")
+            if rule == str(error):
+                raise
             raise SettingsError(rule) from error.__cause__
 
     @staticmethod

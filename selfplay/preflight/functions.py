@@ -57,18 +57,16 @@ NUM_STEPS = 100  # whose opponents are drawn
 FAR = 99.0  # nats; exp of it overflows float32
 
 
-def check_functions(config: Config, *policies: Config) -> None:
+def check_functions(config: Config, first: Config | None = None) -> None:
     """Check every custom function in the settings, and a built-in one that some games cannot use;
-    of further `policies` those in sections that differ. Warnings go to standard error, from rank 0
-    only. Raises ValueError as `findings`."""
-    checked = [(config, *each) for each in own_functions(config)]
+    of a further policy than the `first` those in sections that differ. Warnings go to standard
+    error, from rank 0 only. Raises ValueError as `findings`."""
+    checked = [*own_functions(config)]
     if config.reward.function == "message_credit":  # needs `Game.reach`
-        checked.append((config, "reward.function", config.reward.function))
-    for each in policies:
-        for key, name in own_functions(each):
-            if (own := attrgetter(key.partition(".")[0]))(each) != own(config):
-                checked.append((each, key, name))
-    for config, key, name in checked:
+        checked.append(("reward.function", config.reward.function))
+    for key, name in checked:
+        if first and (own := attrgetter(key.partition(".")[0]))(config) == own(first):
+            continue
         for line in findings(key, name, config):
             if line.startswith("warning: ") and os.environ.get("RANK", "0") == "0":
                 print(f"warning: {key} {name}: {on_one_line(line[9:])}", file=sys.stderr)

@@ -78,7 +78,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         check_folder(Path(config.out), what="out")
         check_names(Path(config.out))
     policies = [config.of_policy(name) for name in config.policy_names]
-    check_functions(*policies)
+    for number, name in enumerate(config.policy_names):
+        with section_class("policies").naming(config, name):
+            check_functions(policies[number], policies[0] if number else None)
     own_code(own_names(config))
     check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)

@@ -86,7 +86,7 @@ def test_seats_follow_the_roles_or_their_numbers() -> None:
         ("{user: {}}", "each seat of mediation to one policy, got none for seat 2 (agent)"),
         ("{user: {}, agent: {seats: [2, 0]}}", "got user and agent for seat 0 (user)"),
         ("{user: {}, agnt: {}}", "policies.agnt.seats must be roles of mediation (user, agent)"),
-        ("{user: {}, agent: {seats: [3]}}", "or numbers of seats below 3, got 3"),
+        ("{user: {}, agent: {seats: [3]}}", "or numbers of seats below 3, as [0], got 3"),
         ("{user: {}, agent: {game: {}}}", "policies.agent.game must be left out: game belongs to"),
         ("{user: {}, agent: {sets: []}}", "policies.agent.sets; nearest is policies.agent.seats"),
         ("{user: {}, agent: {optim: {lrr: 1}}}", "unknown key policies.agent.optim.lrr; nearest"),

@@ -174,6 +174,7 @@ for _num, _text in enumerate(ENDINGS):
     NAMED[f"ends{_num}"] = f"ends{_num}/generation_config.json cannot be read: "
 THINKS, REMEDY = chat_families.REFUSED["gemma 4 thinking"]
 THINKING = "model.chat_template.enable_thinking=true"
+THINKING_IN_MODEL = "chat_template: {enable_thinking: true}"
 
 
 def _thinking(folder: Path) -> None:
@@ -213,17 +214,26 @@ TRAIN: list[Row] = [
         for n in ("two", "two/final")
     ),
     ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
-    (
+    *(
         (
-            TWO.replace("policies: ", "policies="),
-            "policies.right.model={path: nowhere, scratch: null}",
-        ),
-        "policies.right.model.path must be…got nowhere",
+            (TWO.replace("policies: ", "policies="), f"policies.right.{word}"),
+            f"policies.right.{line}",
+        )
+        for word, line in (
+            ("model={path: nowhere, scratch: null}", "model.path must be…got nowhere"),
+            ("model={path: mute, scratch: null}", "model.chat_template and the tokenizer of mute"),
+            (f"model={{path: thinks, {THINKING_IN_MODEL}}}", f"model.chat_template…{REMEDY}"),
+            ("partners=['scripted:nobody']", "partners: unknown scripted player"),
+            ("partners=['checkpoint:two/final/rigt']", "partners…nearest is two/final/right"),
+            ("algorithm.loss=gone.py:x", "algorithm.loss must be an existing .py file"),
+            ("algorithm.advntage=x", "algorithm.advntage; nearest is policies.right.algorithm.adv"),
+        )
     ),
     (
-        (TWO.replace("policies: ", "policies="), "policies.left.partners=['scripted:nobody']"),
-        "policies.left.partners: unknown scripted player",
+        "policies={left: {seats: [0]}, right: {}}",
+        "policies.right.seats must be roles of matching (player) or numbers…below 2, as [0]",
     ),
+    (("model.path=two/final/lft", NO_SCRATCH), "nearest is two/final/left"),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
     ("rollout.partners=[checkpoint:pickled]", "rollout.partners: checkpoint:pickled"),
@@ -319,6 +329,17 @@ EVAL: list[Row] = [
     *((f"--config run.yaml {name}", name) for name in UNUSABLE),
     ("good/finl", "nearest is good/final"),
     ("--num 2 two/final/left --partners two", "got two/final/left…nearest is two"),
+    ("--num 2 two/final/left two/final/right", "the policies of a run together write two/final"),
+    ("--num 2 two/lft", "nearest is two/final/left"),
+    *(
+        (("two", word), f"policies must leave RUN's policies, left, right…got {shown}")
+        for word, shown in (
+            ("policies={}", "{}"),
+            ("policies.left.seats=[1]", "{left: {seats: [1]}}"),
+            ("policies.lft.optim.lr=1", "{lft: {optim: {lr: 1}}}"),
+        )
+    ),
+    (("good", "policies.left.seats=[1]"), "policies must leave RUN's policies, a single one"),
     ("--num 2 two --partners scripted:honest", "--partner scripted:honest plays with a single run"),
     ("--game.options.size=3", "write game.options.size=3"),
     ("--num 2 good unfinished", "without --partners, got 2; for a matrix of them write --partners"),
@@ -366,7 +387,10 @@ EVAL: list[Row] = [
     (("seed=5", "seed=6"), "seed is given by"),
 ]
 
-PLAY: list[Row] = [("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one")]
+PLAY: list[Row] = [
+    ("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one"),
+    ("two --terminal --seat=2", "--seat must be one of 0, 1, player, got 2"),
+]
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
 BRANCH = "rollout={play: branches, options: {turns: decisions}}"

@@ -313,11 +313,12 @@ def test_a_loss_of_the_wrong_sign_is_told(own: Path, capsys: pytest.CaptureFixtu
     assert "\nwarning: a step makes tokens of positive advantage less likely" in said
     config = settings(f"algorithm.loss={own}/own_losses.py:turned")
     other = replace(config, algorithm=replace(config.algorithm, kl=0.1))
-    for policies, num in (((), 1), ((config, other), 2)):  # as a run of one or of more policies
-        check_functions(config, *policies)
+    # A run's only policy, a second one with the same settings, and one with others.
+    for policy, first, num in ((config, None, 1), (config, config, 0), (other, config, 1)):
+        check_functions(policy, first)
         warned = capsys.readouterr().err
-        assert warned.startswith(f"warning: algorithm.loss {own}/own_losses.py:turned: a step ma")
-        assert warned.count("\n") == num
+        line = f"warning: algorithm.loss {own}/own_losses.py:turned: a step ma"
+        assert warned.startswith(line * num) and warned.count("\n") == num
 
 
 # --- the examples, by hand ------------------------------------------------------------------------

@@ -226,11 +226,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if num is None and args.games == "generated":
                 num = NUM_GAMES
             games = find_games(args.games, num, config)
-            opponent = find_opponent(spec, config, policy, args, cleanup=cleanup)
-            if opponent.rendering is not None:
-                for rendering in [each.rendering for each in opponent.cast] or [opponent.rendering]:
-                    check_room(games.instances, rendering, config, max_positions=None)
-            seats = seats_for_a_person(config.game, config.rollout, opponent)
+            seats = seats_for_a_person(config.game, config.rollout, spec)
             if args.seat is not None:
                 names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]
                 if args.seat not in names:
@@ -239,6 +235,10 @@ def main(words: Sequence[str] | None = None) -> int:
                         f"{nearest(args.seat, names)}"
                     )
                 seats = [seats[names.index(args.seat) % len(seats)]]
+            opponent = find_opponent(spec, config, policy, args, cleanup=cleanup)
+            if opponent.rendering is not None:
+                for rendering in [each.rendering for each in opponent.cast] or [opponent.rendering]:
+                    check_room(games.instances, rendering, config, max_positions=None)
             session = Session(
                 games.instances,
                 opponent,

@@ -28,7 +28,7 @@ from selfplay.apps.play.limits import (
 from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
-from selfplay.config.player_spec import ENDPOINT
+from selfplay.config.player_spec import ENDPOINT, SELF, Spec
 from selfplay.engines.base import GameRunner, Generate, Sampling
 from selfplay.metrics.records import game_record
 from selfplay.metrics.step import seat_rewards
@@ -72,10 +72,10 @@ class Opponent:
     cast: Cast = ()
 
 
-def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Opponent) -> list[int]:
-    """The seats that leave the opponent a seat to play."""
+def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, spec: Spec) -> list[int]:
+    """The seats that leave the opponent `spec` a seat to play."""
     seats = range(len(game.kit.ROLES))
-    theirs = able_seats(game, rollout) if opponent.make_player is None else seats
+    theirs = able_seats(game, rollout) if spec.kind == SELF else seats
     return [s for s in seats if any(other != s for other in theirs)]
 
 

@@ -76,7 +76,9 @@ def find_finished(run: Path) -> Source:
     settings = [home / "config.yaml" for home in (run, *run.parents[:2])]
     source = find_source(run) if any(map(Path.is_file, settings)) else None
     if source is None or not (source.policy or settings[0].is_file()):
-        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}")
+        home = next((each for each in run.parents if (each / "config.yaml").is_file()), None)
+        near = f"; nearest is {home}" if home else ""
+        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}{near}")
     final = source.home / "final" / source.policy
     if source.weights != final or not (source.home / "held_out_after.json").is_file():
         raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")

@@ -115,7 +115,9 @@ def read_run(folder: Path) -> RunFiles:
     """Read a run's folder. Raises ValueError for a folder without a run."""
     if not (folder / "config.yaml").is_file():
         near = [p.parent.name for p in sorted(folder.parent.glob("*/config.yaml"))]
-        hint = f"; nearby runs: {', '.join(near[:8])}" if near else ""
+        home = next((each for each in folder.parents if (each / "config.yaml").is_file()), None)
+        hint = f"; nearest is {home}" if home else ""
+        hint = f"; nearby runs: {', '.join(near[:8])}" if near else hint
         raise ValueError(f"RUN must be a folder with a config.yaml, got {folder}{hint}")
     problems: list[str] = []
     config = _config(folder / "config.yaml", problems)

@@ -30,6 +30,7 @@ from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
+from selfplay.evaluation.plan import ITSELF
 from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
@@ -395,12 +396,11 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
         "game.options=null",
         "rollout.partners=[scripted:user]",
     )
-    opponent = Opponent("policy", None, None)
     both = replace(config.rollout, policy_seats=("user", "assistant"))
-    assert seats_for_a_person(config.game, config.rollout, opponent) == [0], (
+    assert seats_for_a_person(config.game, config.rollout, ITSELF) == [0], (
         "the policy can have only the other seat"
     )
-    assert seats_for_a_person(config.game, both, opponent) == [0, 1]
+    assert seats_for_a_person(config.game, both, ITSELF) == [0, 1]
     (task,) = config.game.kit.generate(config.game.options, seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
     games = session(config, task, Opponent("scripted:ask", None, None, sit))
