@@ -17,6 +17,9 @@ from dialop.specs import nearest
 from selfplay.config.monitors import BACK, DEFAULT_MONITORS, Rule, parse_rule
 from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Observer, Step
+from selfplay.metrics.records import OBSERVED
+
+_PATIENCE = 50  # steps until numbers of observers are missed
 
 
 class MonitorStop(RunEnds):
@@ -85,7 +88,7 @@ class Monitors(Observer):
         sends the run back. All means then start anew, as their values were of another policy.
         """
         metrics = {"num_skipped_steps": 0.0, **metrics}  # it is logged only if it is above 0
-        self._warn_of_unmatched(metrics)
+        self._warn_of_unmatched(step, metrics)
         stops, backs = [], list[GoBack]()
         for rule in self._rules:
             for name in _matched(rule.metric, tuple(metrics)):
@@ -148,11 +151,14 @@ class Monitors(Observer):
         new = series.holds and (not held or rule.action == "stop")
         return _problem(rule, series, name) if new else ""
 
-    def _warn_of_unmatched(self, metrics: Mapping[str, float]) -> None:
+    def _warn_of_unmatched(self, step: int, metrics: Mapping[str, float]) -> None:
         """Warn once about a user's rule that matches no metric of the run. Metrics of evaluations
-        are checked at the first evaluation."""
+        are checked at the first evaluation, numbers of observers at the first such line or, if
+        none comes, after `_PATIENCE` steps."""
         for rule in list(self._unmatched):
-            if rule.metric.startswith("eval_") and "eval_score" not in metrics:
+            first = next((each for each in ("eval_", OBSERVED) if rule.metric.startswith(each)), "")
+            given = any(name.startswith(first) for name in metrics)
+            if not given and (first == "eval_" or step < _PATIENCE):
                 continue
             self._unmatched.remove(rule)
             for metric in filter(None, (rule.metric, rule.rising)):

@@ -187,6 +187,23 @@ def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture
     assert "entropi; nearest is entropy" in first and "eval_scor; nearest is eval_score" in second
 
 
+def test_an_observers_metric_is_missed_once_observers_have_given_numbers_or_none_did_for_long(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An observer may give its numbers every few steps, here in the third."""
+    right, wrong = "back to best if observed/lost rises 1", "stop if observed/losst > 2"
+    some, none = Monitors([right, wrong], rank=0), Monitors([right], rank=0)
+    for step in range(1, 10):
+        numbers = {"observed/lost": 0.5} if step % 3 == 0 else {}
+        some.check(step, HEALTHY | numbers)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert wrong in said and "nearest is observed/lost" in said
+    for step in range(1, 100):
+        none.check(step, HEALTHY)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert right in said and "no metric is called observed/lost" in said
+
+
 @pytest.mark.parametrize(
     "rule",
     [
