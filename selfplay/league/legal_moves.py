@@ -65,7 +65,7 @@ class LegalMoves(Method):
     @classmethod
     def ready(cls, options: LegalMovesOptions, config: Config, *, ask: bool) -> None:
         """Raise SettingsError for a game that does not list its moves, for several policies, and
-        for a KL without a reference or before the method that moves it."""
+        for a KL without a reference or before the method that moves it; GameError as `tree_of`."""
         what = "methods.legal_moves needs"
         if not config.game.kit.has("deals"):
             raise SettingsError(
@@ -90,6 +90,7 @@ class LegalMoves(Method):
             raise SettingsError(
                 "methods.kl_reference must come before methods.legal_moves with a kl, got it after"
             )
+        tree_of(config.game.kit, config.game.options)
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from math import log
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import load_config
+from selfplay.errors import OwnFault
 from selfplay.league.legal_moves import LegalMoves
 from selfplay.learner.batch import pack
-from selfplay.learner.method import Parts, make_methods
+from selfplay.learner.method import Parts, check_methods, make_methods
 from selfplay.model.policy import policy_logprobs
+from tests.helpers.changed_games import changed
 from tests.helpers.small_updates import change, learner_of
 from tests.helpers.tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, metrics_of, tiny_model
 from tests.helpers.tolerance import assert_all_near, near
@@ -167,6 +170,13 @@ def test_a_kl_alone_has_no_bonus_beside_it(given: str, entropy: float) -> None:
     words = ["algorithm.kl=0.1", f"methods={{legal_moves: {given}}}"]
     config = load_config("configs/tiny.yaml", words)
     assert config.methods["legal_moves"].entropy == entropy
+
+
+def test_a_wrong_list_of_moves_is_refused_before_a_start_writes_anything(tmp_path: Path) -> None:
+    game = changed(tmp_path, "kuhn", {'("[pass]", "[bet]")\n': '("[pass]", "[raise]")\n'})
+    config = load_config(SETTINGS, [f"game.name={game}", f"out={tmp_path / 'run'}"])
+    with pytest.raises(OwnFault, match=r"methods legal_moves: .*'.raise.'"):
+        check_methods(config, ask=False)
 
 
 def test_without_a_listed_turn_there_is_no_term() -> None:
