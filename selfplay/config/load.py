@@ -215,8 +215,7 @@ def _read_all(
     given: Settings | None, overrides: Sequence[str], code: Code = "copies"
 ) -> tuple[dict[str, Any], Origins]:
     """The given values with the overrides applied in order, and their sources."""
-    values: dict[str, Any] = {}
-    origins: Origins = {}
+    values, origins = dict[str, Any](), Origins()
     if isinstance(given, Mapping):
         values, origins = _based(*_of_mapping(given), Path())
     elif isinstance(given, str | Path):
@@ -274,8 +273,7 @@ def _based(
 ) -> tuple[dict[str, Any], Origins]:
     """The values merged over the values of their `base`, a path relative to `folder`, and their
     sources. `chain` has the files that led here, to detect a cycle."""
-    base = values.pop("base", None)
-    if base is None:
+    if (base := values.pop("base", None)) is None:
         return values, origins
     origin, target = origins["base"], folder / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))

@@ -71,6 +71,8 @@ def difference(a: Any, b: Any, name: str = "") -> list[str]:
     """The dotted keys whose values differ, each as `name: value in a -> value in b`. For different
     engine kinds only the keys of both."""
     a, b = plain(a), plain(b)
+    if type(a or b) is dict and bool(a) != bool(b) and re.match(r"policies\.\w+\.\w+$", name):
+        a, b = a or {}, b or {}  # a section of a policy: each key that one of them sets
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
     same = a.get("kind") == b.get("kind")
@@ -96,8 +98,7 @@ def changed(given: Any, default: Any, name: str = "") -> list[tuple[str, str, st
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    text: str = yaml.dump(plain(value), Dumper=_Dumper, allow_unicode=True, **style)
-    return text
+    return str(yaml.dump(plain(value), Dumper=_Dumper, allow_unicode=True, **style))
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -390,8 +391,8 @@ def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[
 
 
 def _among(keys: Collection[str], line: str) -> bool:
-    """Whether a line of `difference` names one of these keys or sections."""
-    name = line.split(":")[0]
+    """Whether a line of `difference` names one of these keys or sections, also of a policy."""
+    name = re.sub(r"^policies\.\w+\.", "", line.split(":")[0])
     return name in keys or any(name.startswith(f"{key}.") for key in keys)
 
 

@@ -133,6 +133,34 @@ def test_where_a_run_is_computed_may_change_and_is_printed(
     assert "(saved -> given): engine.kind: sglang -> hf; " in capsys.readouterr().out
 
 
+def test_a_policy_of_a_run_may_change_where_it_is_computed_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line names a key of the policy, also where it has had no section of its own."""
+    two = [*SCRATCH, "policies={a: {seats: [0]}, b: {seats: [1], optim: {lr: 1e-3}}}"]
+    begin(tmp_path, load(Config, None, two))
+    (tmp_path / "checkpoints").mkdir()
+    begin(tmp_path, load(Config, None, [*two, "policies.a.engine.max_batch=9"]))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "policies.a.engine.max_batch: null -> 9; its results" in line
+    begin(tmp_path, load(Config, None, two))
+    assert "policies.a.engine.max_batch: 9 -> null; its results" in capsys.readouterr().out
+    for words, told in (
+        (["policies.b.optim.lr=1e-4"], "policies.b.optim.lr: 0.001 -> 0.0001; "),
+        (["policies.a.optim.lr=1e-4"], "policies.a.optim.lr: null -> 0.0001; "),
+        (["policies.a.methods={}"], "policies.a.methods: null -> {}; "),
+        (["policies.a.rest=[1, 1]"], "policies.a.rest: [] -> [1, 1]; "),
+        (["policies.a.model.lora={}"], "policies.a.model.lora: null -> {}; "),
+        (["policies.a.partners=[self, pool]"], "policies.a.partners: [self] -> [self, pool]; "),
+        (["policies={c: {seats: []}}"], "policies.c: null -> {"),
+    ):
+        with pytest.raises(SettingsError) as refusal:
+            begin(tmp_path, load(Config, None, [*two, *words]))
+        assert f"(saved -> given): {told}" in str(refusal.value)
+    with pytest.raises(SettingsError, match=r"policies\.a: \{.* -> null"):
+        begin(tmp_path, load(Config, None, SCRATCH))
+
+
 def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
     begin(tmp_path, load(Config, None, SCRATCH))
     (tmp_path / "warm_start").mkdir()
