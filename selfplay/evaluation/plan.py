@@ -40,7 +40,7 @@ from selfplay.partners.checkpoints import (
     template_of,
 )
 from selfplay.partners.specs import read_spec
-from selfplay.rollout.seat_rules import able_seats, chosen_seats, partner_seats
+from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 from selfplay.rollout.seating import Seated
 
 # Policies come first, because the engine of a match's first player runs its games.
@@ -426,8 +426,8 @@ def _check_seats(
         raise ValueError(f"{what}: the game must have 2 seats or more, got game.name {game.name}")
     for path in dict.fromkeys(settings):
         named = read_value(path, overrides, "rollout.policy_seats") or ()
-        able = able_seats(game, replace(config.rollout, policy_seats=tuple(named)))
-        if len(able) < len(game.kit.ROLES) and not read_value(path, overrides, "policies"):
+        some = chosen_seats(game, replace(config.rollout, policy_seats=tuple(named)))
+        if some is not None and not read_value(path, overrides, "policies"):
             raise ValueError(
                 f"{what}: rollout.policy_seats must be [{roles}] in {game.name}, because each pair "
                 f"plays in all seats, got [{','.join(named)}] in {path}; --partner compares runs "

@@ -99,8 +99,8 @@ def test_scripted_players_score_as_their_rules_imply(tmp_path: Path) -> None:
 
 def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: Path) -> None:
     """Others are refused, as a row and in the list, unless an override names the roles for all."""
-    both = "rollout.policy_seats=[user,assistant]"
-    for name, *words in (("a", both), ("b", both), ("alone",)):
+    both, users = "rollout.policy_seats=[user,assistant]", "rollout.policy_seats=[user]"
+    for name, *words in (("a", both), ("b", both), ("alone",), ("users", users)):
         bare_weights(tmp_path / name / "final")
         config = load_config(None, ["model.path=x", "game.name=collab", *words])
         (tmp_path / name / "config.yaml").write_text(dump(config))
@@ -117,8 +117,8 @@ def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: P
     ]
     assert folders[0] != folders[1], "no report replaces that of other players"
     assert pairs("a", "alone", both)[1:] == [("a", "alone", 0), ("a", "alone", 1)]
-    for names in (("a", "alone"), ("alone", "a")):
-        rule = r"policy_seats must be \[user,assistant\] .*, got \[\] in .*/alone/config.yaml"
+    for *names, got in (("a", "alone", ""), ("alone", "a", ""), ("a", "users", "user")):
+        rule = rf"policy_seats must be \[user,assistant\] .*, got \[{got}\] in .*/(alone|users)/c"
         with pytest.raises(ValueError, match=rule):
             pairs(*names)
 
