@@ -212,11 +212,12 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Metrics, games, weights and held-out results are the same, bit for bit."""
+    """Metrics, games, weights of each policy and held-out results are the same, bit for bit."""
     assert metrics_of(one) == metrics_of(other)
     for name in ("games.jsonl", "groups.jsonl"):
         assert (one / name).read_text() == (other / name).read_text()
-    assert same_weights(one / "final", other / "final")
+    finals = [file.parent for file in (one / "final").rglob("config.json")]
+    assert finals and all(same_weights(each, other / each.relative_to(one)) for each in finals)
     held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
     assert held_out[0] == held_out[1]
 

@@ -4,6 +4,7 @@ policy's seats, files, and an exact resume."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +12,27 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 import yaml
 from safetensors.torch import load_file
 
 import selfplay
 from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds
+from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step
 from selfplay.policies.seats import games_beside
 from selfplay.rollout.episode import GameSetup
 from selfplay.weight_sync.offload import HostStore
+from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import PAIR, TRAINED, trained
+from tests.helpers.interrupted import stopped
+from tests.helpers.processes import HANG_S, fork
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import (
     LORA,
     RUN_GAP,
+    assert_same_run,
     begin_warm,
     go_on_from,
     run_tiny,
@@ -98,6 +105,29 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, lost: 
     ]
     assert states[0]["policies"] == states[1]["policies"]
     assert states[0]["policies"]["other"]["partners"]["pool"] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_three_times_equals_an_unbroken_one_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    """Each time between the two policies: one has been updated, or pushed, or written."""
+    begin_warm(run := tmp_path / "run")
+    write = torch.distributed.checkpoint.FileSystemWriter.write_data
+    newest = []
+    for where in ((update_policy, 2), (SupervisedPolicy.push, 6), (write, 2)):
+
+        def trains(where: tuple[Any, int] = where) -> int:
+            with stopped(*where, signal.SIGKILL):
+                return run_tiny(run, *TRAINED)
+
+        process = fork(trains)
+        said, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == -signal.SIGKILL, said[-4000:]
+        newest.append([each.name for each in checkpoints(run)][-1:])
+    assert newest == [[], ["step_000001"], ["step_000001"]]
+    assert run_tiny(run, *TRAINED) == 0
+    assert_same_run(trained(), run)
 
 
 @pytest.mark.slow
