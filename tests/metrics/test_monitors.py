@@ -63,6 +63,15 @@ def stopped(steps: Sequence[Mapping[str, float]], *rules: str) -> int | None:
     return None
 
 
+def test_the_default_rules_watch_each_of_several_policies() -> None:
+    """The mean of both would be 1."""
+    collapsed = {"step": 1, "score": 0.5, "entropy/user": 2.0, "entropy/agent": 1e-6}
+    drifted = {**collapsed, "entropy/agent": 1.0, "ratio_mean/user": 9.0, "ratio_mean/agent": 1.0}
+    for line, named in ((collapsed, "entropy/agent"), (drifted, "ratio_mean/user")):
+        (said,) = warnings_of(DEFAULT_MONITORS, [{**line, "step": n} for n in range(1, 11)])
+        assert f"the mean of {named} over 10 steps is" in said
+
+
 @pytest.mark.parametrize("metric", PROVOKED)
 def test_a_default_rule_fires_on_what_it_is_for(
     metric: str, capsys: pytest.CaptureFixture[str]

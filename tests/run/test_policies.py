@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 import selfplay
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds
 from selfplay.learner.update import update_policy
@@ -284,6 +285,17 @@ def test_policies_of_different_sizes_and_tokenizers_play_one_game(tmp_path: Path
     assert step.metrics["mismatch_max/other"] < 1e-4 > step.metrics["mismatch_max/one"]
     for episode in step.episodes:
         assert max(episode.transcripts[1].ids) < 330
+    # A log's tokens are the texts of the sampled ids in the seat's own tokenizer.
+    logged: list[set[str]] = [set(), set()]
+    for line in (run / "games.jsonl").read_text().splitlines():
+        for turn in json.loads(line)["turns"]:
+            texts = {text for text, _ in turn["tokens"] if text and text.isascii()}
+            logged[turn["seat"]] |= texts  # not those of characters of several tokens
+    tokenizers = [load_tokenizer(home / "tokenizer") for home in (run, run / "policies" / "other")]
+    for seat, texts in enumerate(logged):
+        ids = {number for game in step.episodes for number in game.transcripts[seat].ids}
+        decoded = [{each.decode([n]) for n in ids if n < len(each)} for each in tokenizers]
+        assert texts <= decoded[seat] and not texts <= decoded[1 - seat]
     # The warm start as a partner is that of the seat's policy: the other one's has other tokens.
     assert 0 <= step.metrics["eval_score/warm_start"] <= 1
     rows = json.loads((run / "held_out_before.json").read_text())
