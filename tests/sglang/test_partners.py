@@ -15,16 +15,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import selfplay
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang.event_loop import EngineLoop
+from selfplay.model.policy import load_model
 from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.weight_sync.supervised import Supervised
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
-from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
-from tests.sglang.tiny import STOP, build, save, scheduler, start
+from tests.helpers.tiny_run import begin_warm, finished, metrics_of, warm_started, write_tiny
+from tests.sglang.tiny import ENGINE, STOP, build, save, scheduler, start, worst_mismatch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
@@ -56,6 +60,36 @@ def test_a_partner_s_engine_that_dies_in_a_game_is_started_again_and_a_hang_ends
         for told in (r"no answer within 3 s .*: 3 requests", "silent for 3 s"):
             with pytest.raises(RuntimeError, match=told):
                 partner.generate_batch([own] * 3, Sampling(1.0, ()))
+
+
+def test_a_partner_s_engine_takes_weights_from_python_and_has_them_again_after_it_died(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineLoop, "of_policies", [])  # without the engine that other files share
+    begin_warm(folder := tmp_path / "run")
+    spec, given = f"checkpoint:{warm_started() / 'warm_start'}", finished() / "final"
+    settings = {
+        "out": str(folder),
+        "rollout.partners": ["self", spec],
+        "engine.kind": "sglang",
+        "engine.fast": ENGINE["fast"],
+        "engine.max_cache_tokens": 16384,
+    }
+    with selfplay.start(write_tiny(folder), settings, steps=1) as run:
+        frozen = run.parts.policies[0].partners._frozen.engines[spec]
+        engine: Any = frozen.engine
+        assert engine is not run.parts.policies[0].engine.engine
+        run.update_partner(spec, given)
+        for dies in (False, True):
+            if dies:
+                os.kill(scheduler(engine), signal.SIGKILL)
+                with pytest.raises(RuntimeError, match="exit code -9"):
+                    engine.generate_batch([Request([5, 6, 7, 8], 6, 0)], Sampling(1.0, ()))
+                frozen.restart()
+            [answer] = engine.generate_batch([Request([5, 6, 7, 8], 6, 0)], Sampling(1.0, ()))
+            model = load_model(str(given), device="cpu", dtype=torch.float32).eval()
+            assert worst_mismatch(model, [5, 6, 7, 8], answer) < 1e-4
+        run.step()
 
 
 @pytest.mark.nightly
