@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24221, "a rule on an observer's numbers waits for the first of them"),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7951, "a bonus that is off beside a kl; teachers watched with new draws"),
-    "tests": Limit(35264, "weights of a partner on SGLang"),
+    "tests": Limit(35265, "a partner's weights through a resume"),
     "bench": Limit(
         3582, "opponents in the table of Kuhn poker, the one-GPU table, TRL's async one"
     ),

@@ -135,7 +135,7 @@ def test_an_engine_that_did_not_take_the_weights_is_told_and_one_that_restarts_h
         assert_plays_with(taken, run)
 
 
-def test_the_policies_of_a_run_play_with_one_partner_that_follows_one_of_them_through_a_resume(
+def test_the_policies_of_a_run_play_with_one_partner_that_gets_weights_and_resume_with_it(
     tmp_path: Path,
 ) -> None:
     """Each has it under its own state in the checkpoint that was saved after the update."""
@@ -144,7 +144,7 @@ def test_the_policies_of_a_run_play_with_one_partner_that_follows_one_of_them_th
         name: {"seats": [seat], "partners": ["self", start]}
         for seat, name in enumerate(("one", "other"))
     }
-    for name, stops in (("unbroken", [2]), ("broken", [1, 2])):
+    for name, stops in (("unbroken", [3]), ("broken", [2, 3])):
         (tmp_path / name).mkdir()
         begin_warm(folder := tmp_path / name / "run")
         given: dict[str, Any] = {"out": str(folder), "eval.final_games": 1, "save_every": 1}
@@ -155,13 +155,14 @@ def test_the_policies_of_a_run_play_with_one_partner_that_follows_one_of_them_th
                 again if again.exists() else write_tiny(folder), given, steps=stop
             ) as run:
                 while run.num_done < stop:
-                    (one, _), number = run.parts.policies, run.num_done
-                    run.update_partner(start, dict(full_weights(one.learner.model)))
+                    if run.num_done == 1:
+                        one = run.parts.policies[0].learner.model
+                        run.update_partner(start, dict(full_weights(one)))
                     run.step()
-                    state = folder / "checkpoints" / f"step_{number + 1:06d}" / "progress.json"
-                    kept = json.loads(state.read_text())["state"]["policies"]
-                    for policy in ("one", "other"):
-                        assert kept[policy]["partners"]["updated"] == {start: number}
+                saved = folder / "checkpoints" / f"step_{stop:06d}" / "progress.json"
+                state = json.loads(saved.read_text())["state"]["policies"]
+                for policy in ("one", "other"):
+                    assert state[policy]["partners"]["updated"] == {start: 1}
                 for number in range(2):
                     assert_plays_with(run.partner_weights(start), run, number)
                 run.finish()
