@@ -40,9 +40,9 @@ STEP = {
         352, "as above; the page's memory and tokens; checkpoints that monitors go back to"
     ),
     "lines of a step": Limit(
-        3299,
+        3300,
         "as above; whose request failed, moments of policies in turn; a small model's cast and"
-        " the kept gradient of its logits",
+        " the kept gradient of its logits; a rule on an observer's number that may still come",
     ),
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
