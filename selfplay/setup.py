@@ -34,6 +34,7 @@ from selfplay.checkpoint import (
     state_of,
 )
 from selfplay.config import Config
+from selfplay.config.features import section_class
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
@@ -126,8 +127,10 @@ def set_up(
     stream = cleanup.enter_context(closing(TrainStream(config)))
     begun = [_Begun(name, config, home, world) for name in config.policy_names]
     first, *others = begun
+    naming = section_class("policies").naming
     for each in begun:
-        each.check(checked if each is first else None)
+        with naming(config, each.name):
+            each.check(checked if each is first else None)
     on_first_rank(home.make_ready, world)  # nothing is written to the folder before this
     for each in begun:
         each.make_weights(cleanup)
@@ -147,7 +150,8 @@ def set_up(
         each.put_to_sleep()
     learners, offloads = list[Learner](), list[Offload]()
     for number, each in enumerate(begun):
-        learners.append(each.make_learner(learners, begun[number + 1 :]))
+        with naming(config, each.name):
+            learners.append(each.make_learner(learners, begun[number + 1 :]))
         offloads.append(Offload(learners[-1], config.parallel, offloads))
     live = {each.name: Live(each.engine, each.rendering.stop_ids) for each in others}
     router = first.partners.routed(first.engine, *(each.partners for each in others), live=live)

@@ -159,13 +159,8 @@ class Config:
         features = (getattr(self, name) for name in SECTIONS)
         key = "rollout.opponents"
         opponents = options_at(key, self) if has_options(key, self.rollout.opponents) else None
-        for options in (
-            self.engine,
-            self.play_options,
-            opponents,
-            *features,
-            *self.methods.values(),
-        ):
+        parts = (self.engine, self.play_options, opponents, *features, *self.methods.values())
+        for options in parts:
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import selfplay
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import checkpoints
-from selfplay.errors import RunEnds
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step
 from selfplay.policies.seats import games_beside
@@ -319,6 +319,17 @@ def test_auxiliary_imitation_of_a_policy_is_of_its_own_seats(tmp_path: Path) -> 
         run.step()
         (method,) = run.parts.policies[1].learner.methods
         assert [each.name.partition(" seat ")[2] for each in method.term.samples] == ["1"] * 3
+
+
+def test_what_only_a_start_can_refuse_names_the_policy_s_key(tmp_path: Path) -> None:
+    """An endpoint that does not answer: nobody listens at port 9."""
+    (tmp_path / "rubric.md").write_text("Was it right?")
+    judge = {"model": "endpoint:small@http://127.0.0.1:9/v1", "rubric": f"{tmp_path}/rubric.md"}
+    policies = {"one": {"seats": [0]}, "other": {"seats": [1], "methods": {"judge": judge}}}
+    given = {"policies": policies, "out": str(tmp_path / "run"), "endpoint.timeout_s": 1.0}
+    with pytest.raises(SettingsError, match=r"policies\.other\.methods\.judge") as refused:
+        selfplay.start(write_tiny(tmp_path / "run"), given)
+    assert "\n" not in str(refused.value) and not (tmp_path / "run").exists()
 
 
 SLEEPER = """
