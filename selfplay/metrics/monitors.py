@@ -145,8 +145,7 @@ class Monitors(Observer):
             series.best, series.rising_at_best = mean, rising_mean
         held, series.holds = series.holds, _holds(rule, series, mean, rising_mean)
         may_return = rule.action == BACK and not series.holds and self._saves(step)
-        first = not series.best_step
-        if may_return and (first or rule.better * (mean - series.best_saved) >= 0):
+        if may_return and (not series.best_step or rule.better * (mean - series.best_saved) >= 0):
             series.best_saved, series.best_step = mean, step
         new = series.holds and (not held or rule.action == "stop")
         return _problem(rule, series, name) if new else ""
@@ -163,7 +162,7 @@ class Monitors(Observer):
             self._unmatched.remove(rule)
             for metric in filter(None, (rule.metric, rule.rising)):
                 if not any(fnmatchcase(name, metric) for name in metrics):
-                    near = nearest(metric, list(metrics))
+                    near = nearest(metric, metrics)
                     self._warn(f"monitor '{rule.text}': no metric is called {metric}{near}")
 
     def _warn(self, text: str) -> None:
