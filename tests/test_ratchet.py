@@ -40,7 +40,7 @@ STEP = {
         352, "as above; the page's memory and tokens; checkpoints that monitors go back to"
     ),
     "lines of a step": Limit(
-        3300,
+        3299,
         "as above; whose request failed, moments of policies in turn; a small model's cast and"
         " the kept gradient of its logits; a rule on an observer's number that may still come",
     ),

@@ -366,8 +366,8 @@ def find_partner(
             check_same_game(source, game, what=what, played=played, overrides=overrides)
     if spec.kind == POOL:
         raise ValueError(
-            "--partner must name a single policy, got pool; nearest is "
-            "checkpoint:RUN/policy_pool/step_000020"
+            "--partner must name a single policy, got pool; nearest is checkpoint:RUN/policy_pool/"
+            "step_000020, or RUN/policy_pool/NAME/step_000020 for NAME of several policies"
         )
     return spec
 
