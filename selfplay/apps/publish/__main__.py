@@ -32,6 +32,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from dialop.modules import KEPT
 from selfplay.apps.publish.card import card, public_value, read_results
+from selfplay.apps.report.run_files import run_above
 from selfplay.atomic import altered, atomic_folder
 from selfplay.checkpoint import served_by, step_of
 from selfplay.config import Config
@@ -76,9 +77,7 @@ def find_finished(run: Path) -> Source:
     settings = [home / "config.yaml" for home in (run, *run.parents[:2])]
     source = find_source(run) if any(map(Path.is_file, settings)) else None
     if source is None or not (source.policy or settings[0].is_file()):
-        home = next((each for each in run.parents if (each / "config.yaml").is_file()), None)
-        near = f"; nearest is {home}" if home else ""
-        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}{near}")
+        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}{run_above(run)}")
     final = source.home / "final" / source.policy
     if source.weights != final or not (source.home / "held_out_after.json").is_file():
         raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")

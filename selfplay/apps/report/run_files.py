@@ -111,13 +111,17 @@ class RunFiles:
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
 
 
+def run_above(folder: Path) -> str:
+    """The end of an error message: the run's folder that this one is in, "" without one."""
+    home = next((each for each in folder.parents if (each / "config.yaml").is_file()), None)
+    return f"; nearest is {home}" if home else ""
+
+
 def read_run(folder: Path) -> RunFiles:
     """Read a run's folder. Raises ValueError for a folder without a run."""
     if not (folder / "config.yaml").is_file():
         near = [p.parent.name for p in sorted(folder.parent.glob("*/config.yaml"))]
-        home = next((each for each in folder.parents if (each / "config.yaml").is_file()), None)
-        hint = f"; nearest is {home}" if home else ""
-        hint = f"; nearby runs: {', '.join(near[:8])}" if near else hint
+        hint = f"; nearby runs: {', '.join(near[:8])}" if near else run_above(folder)
         raise ValueError(f"RUN must be a folder with a config.yaml, got {folder}{hint}")
     problems: list[str] = []
     config = _config(folder / "config.yaml", problems)
