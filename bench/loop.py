@@ -179,9 +179,12 @@ class Peaks:
 
     def look(self, phase: str) -> None:
         if self._device.type == "cuda":
+            reserved = torch.cuda.memory_reserved(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
             own = torch.cuda.memory_stats(self._device)
             kept = own["reserved_bytes.all.current"] - own["allocated_bytes.all.current"]
+            if reserved != own["reserved_bytes.all.current"]:
+                return  # `free` is of another moment
             for name, unused in ((phase, free), (f"{phase} needed", free + kept)):
                 self.gib[name] = max(self.gib.get(name, 0.0), (total - unused) / GIB)
 
