@@ -239,6 +239,7 @@ class _Begun:
         on_first_rank(partial(check_methods, config, ask=True), world)
         on_first_rank(partial(try_endpoints, config), world)
         self.start_check = check_model(config, self.tokenizer, checked, world)
+        self.start_check.policy = self.name
 
     def make_weights(self, cleanup: ExitStack) -> None:
         """The tokenizer and the first weights, by a warm start if there is one, and the engine's

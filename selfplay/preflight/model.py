@@ -178,7 +178,8 @@ class StartCheck:
     """The comparison on real weights: `sample` from the engine that holds them, then `compare`.
 
     `dtype` is the compute dtype, `max_game_tokens` the longest transcript, `max_mismatch` the
-    largest accepted mean mismatch in nats per token if no plain copy measures the noise.
+    largest accepted mean mismatch in nats per token if no plain copy measures the noise. `policy`
+    names one of several in the line that `compare` prints.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -188,6 +189,7 @@ class StartCheck:
     dtype: torch.dtype
     max_game_tokens: int
     max_mismatch: float
+    policy: str = ""
     _ids: list[int] = field(default_factory=list)
     _engine_logprobs: list[float] = field(default_factory=list)
 
@@ -246,7 +248,7 @@ class StartCheck:
         summary = (
             f"{numbers} nats per token from {against} on {len(self._ids)} tokens, bound {bound:.1e}"
         )
-        print(f"start check: {summary}", flush=True)
+        print(f"start check{self.policy and f' of {self.policy}'}: {summary}", flush=True)
         # "not <=" instead of ">", so that a NaN is a fault.
         if not mismatches.get("trainer", 0.0) <= bound:
             fault = "the trainer's packed attention or logits"

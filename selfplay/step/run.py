@@ -19,6 +19,7 @@ from selfplay.config import Config
 from selfplay.config.plugins import plain_state
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World
+from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
 from selfplay.metrics.observer import Observer, TokenRecord
@@ -92,15 +93,21 @@ class Run:
 
     @property
     def learner(self) -> Learner:
-        """The learner of the only policy."""
-        (policy,) = self.policies
-        return policy.learner
+        """The learner of the only policy. Raises SettingsError with several."""
+        return self._only("learner").learner
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the only policy."""
-        (policy,) = self.policies
-        return policy.tokenizer
+        """The tokenizer of the only policy. Raises SettingsError with several."""
+        return self._only("tokenizer").tokenizer
+
+    def _only(self, part: str) -> Policy:
+        """The policy of a run with one; with several each has a part of this name of its own, and
+        none of them stands for all."""
+        if len(self.policies) == 1:
+            return self.policies[0]
+        of = f"that of a run's only policy, this run has {', '.join(p.name for p in self.policies)}"
+        raise SettingsError(f"parts.{part} is {of}; nearest: parts.policies[0].{part}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,17 @@ def test_one_policy_that_is_named_has_the_bits_of_none(tmp_path: Path) -> None:
 
 
 def test_each_policy_trains_on_its_own_seats_and_at_its_own_rate_and_old_weights_end_the_run(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every engine must have its last push, not only the one that runs the games."""
     begin_warm(folder := tmp_path / "run")
     given = yaml.safe_load(PAIR.partition("=")[2])
     start = weights_of(folder / "warm_start")
     with selfplay.start(write_tiny(folder), {"policies": given, "out": str(folder)}) as run:
+        said = capsys.readouterr().out
+        assert [f"start check of {name}: trainer" in said for name in NAMES] == [True, True]
+        with pytest.raises(SettingsError, match="run's only policy, this run has one, other"):
+            run.parts.learner  # noqa: B018
         line = run.step().metrics
         moved = {}
         for policy in run.parts.policies:
