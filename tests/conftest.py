@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
 import shutil
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from hypothesis import settings
 
 # Set before any library is imported that reads them.
@@ -33,6 +37,26 @@ settings.register_profile("house", deadline=None, derandomize=True, max_examples
 settings.load_profile("house")
 
 
+def composed_once(compose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """PyYAML's `get_single_node`, that composes a text once and gives each reader a copy: the files
+    of tests are few, one evaluation reads its run's settings nine times, and PyYAML is slow."""
+    known: dict[tuple[type, str], bytes] = {}
+
+    def get_single_node(loader: Any) -> Any:
+        if loader.stream is not None:  # a file, read in parts
+            return compose(loader)
+        key = type(loader), loader.buffer
+        if key not in known:
+            known[key] = pickle.dumps(compose(loader))
+        return pickle.loads(known[key])
+
+    return get_single_node
+
+
+Composer = yaml.composer.Composer
+Composer.get_single_node = composed_once(Composer.get_single_node)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", type=int, help="run files, and tests in each, in this seed's order"
@@ -47,6 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault("TMPDIR", str(MEMORY))
             tempfile.tempdir = None  # asks for the variable again
         os.environ[HOME] = tempfile.mkdtemp(prefix="selfplay-tests-")
+        # A folder without certificates, of which each HTTP client else reads 140 in 20 ms.
+        os.environ.setdefault("SSL_CERT_DIR", os.environ[HOME])
     if "ATEN_CPU_CAPABILITY" in os.environ:
         # torch's fused attention in bf16 asks the processor and not this variable whether it can
         # pack for AVX-512, and fails where the variable says no ("pack_vnni2 is only supported").
@@ -58,6 +84,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ[HOME], ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_path() -> Iterator[None]:
+    """Leave no folder of a file's tests on the module path: each slows every later import, and
+    every search for an installed package."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

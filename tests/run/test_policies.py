@@ -330,7 +330,7 @@ def test_what_only_a_start_can_refuse_names_the_policy_s_key(tmp_path: Path) -> 
     (tmp_path / "rubric.md").write_text("Was it right?")
     judge = {"model": "endpoint:small@http://127.0.0.1:9/v1", "rubric": f"{tmp_path}/rubric.md"}
     policies = {"one": {"seats": [0]}, "other": {"seats": [1], "methods": {"judge": judge}}}
-    given = {"policies": policies, "out": str(tmp_path / "run"), "endpoint.timeout_s": 1.0}
+    given = {"policies": policies, "out": str(tmp_path / "run"), "endpoint.retries": 0}
     with pytest.raises(SettingsError, match=r"policies\.other\.methods\.judge") as refused:
         selfplay.start(write_tiny(tmp_path / "run"), given)
     assert "\n" not in str(refused.value) and not (tmp_path / "run").exists()
