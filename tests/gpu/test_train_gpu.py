@@ -32,3 +32,18 @@ def test_a_run_trains_pushes_and_ends_on_each_mesh(
         assert step["mismatch_kl"] < 0.01
     assert (out / "final" / "config.json").exists()
     assert (out / "checkpoints" / "step_000002" / "progress.json").exists()
+
+
+@pytest.mark.two_gpus
+@pytest.mark.parametrize("divided", [(), ("parallel.tp=2", "engine.tp_size=2")], ids=["fsdp", "tp"])
+def test_two_policies_train_push_and_end_on_two_gpus(
+    divided: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each has its own engine on each GPU, or one wide engine; NCCL joins the ranks of both."""
+    out, pair = tmp_path / "run", "policies={first: {seats: [0]}, second: {seats: [1]}}"
+    small.run(out, pair, *divided, num=2)
+    for step in small.steps_of(out, 2):
+        for name in ("first", "second"):
+            assert step[f"sync_check_mismatch/{name}"] < 0.03
+            assert step[f"mismatch_kl/{name}"] < 0.01
+    assert all((out / "final" / name / "config.json").exists() for name in ("first", "second"))
