@@ -170,6 +170,11 @@ class Loop:
 
 def main(words: list[str]) -> None:
     config = load_config("tiny", ["out=runs/loop", *words])
+    given = config.policies, config.methods, config.rollout.partners, config.rollout.play
+    if given != ({}, {}, ("self",), "plain"):
+        sys.exit(
+            "loop.py: policies, methods, partners and rollout.play are train.py's, around this"
+        )
     torch.set_num_threads(config.threads or torch.get_num_threads())
     # Random weights never agree: the first ones imitate scripted players. A Hugging Face folder of
     # your own serves as well.

@@ -176,11 +176,18 @@ def checked_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples
 
 
-def check_methods(config: Config, *, ask: bool) -> None:
-    """Ask each method of the settings whether it is `ready`."""
+def check_methods(config: Config, *, ask: bool, of_run: Config | None = None) -> None:
+    """Ask each method of the settings whether it is `ready`. `of_run` are the settings of a run
+    with several policies, of which `config` is one's: a method of its own cannot have the games,
+    which all policies share."""
     for name, kind, options in methods_of(config):
         with own_call("methods", name):
             kind.ready(options, config, ask=ask)
+        if of_run and name not in of_run.methods and kind.after_play is not Method.after_play:
+            raise SettingsError(
+                f"methods.{name} must be set for the run, not for one policy: its after_play "
+                f"chooses the games of all; nearest is methods={{{name}: ...}}"
+            )
 
 
 def make_methods(parts: Parts) -> list[Method]:

@@ -49,7 +49,7 @@ class PolicyConfig:
     algorithm: dict[str, Any] | None = None
     """its own loss and advantage"""
     methods: dict[str, Any] | None = None
-    """its own methods; `after_play` is called only for those of the first policy"""
+    """its own methods; one that chooses games (`after_play`) is set for the run"""
     warm_start: dict[str, Any] | None = None
     """its own warm start; without one, policies with the same model start from the same weights"""
     engine: dict[str, Any] | None = None

@@ -97,6 +97,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     renderings = []
     for name, each in zip(config.policy_names, policies, strict=True):
         with section_class("policies").naming(config, name):
+            check_methods(each, ask=False, of_run=config if name else None)
             renderings.append(_check_policy(each, here=here))
     return renderings[0]
 
@@ -110,7 +111,6 @@ def _check_policy(config: Config, *, here: bool) -> Rendering:
         check_machine(config.device, config.engine)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
-    check_methods(config, ask=False)
     warm = config.warm_start
     if warm.recorded is not None:
         imitated_people(config.game, config.data, recorded=warm.recorded, share=warm.recorded_share)

@@ -58,13 +58,13 @@ def take_step(run: Run, step: int) -> Step:
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
-        methods = run.policies[0].learner.methods
+        methods = methods_of_games(run)
         rollout = after_play(run, step, rollout, methods, [*config.further_instances])
         for policy in run.policies:
             pass_results(policy.opponents, step, rollout.episodes, run.world, policy.name)
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
-        batch = credit(run, rollout)
+        batch = credit(run, rollout, step)
         updated = update(run, rollout, batch, step)
     num_done = step + 1
     ending.begin_save()  # the engine sleeps until the push
@@ -103,7 +103,13 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, first = run.config, run.policies[0]
-    partners = shared_out([one.partners.for_step(step, one.opponents) for one in run.policies])
+    partners = shared_out(
+        [
+            one.partners.for_step(step, one.opponents)
+            for one in run.policies
+            if not one.name or any(each.trains(step) for each in run.policies if each is not one)
+        ]
+    )
     # `raise_on_all_ranks` waits for the last rank's games, so that time counts as play.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -124,6 +130,13 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             versions={seated.model: step for seated in run.cast},
         )
     return Rollout(*played)
+
+
+def methods_of_games(run: Run) -> list[Method]:
+    """The run's methods, whose `after_play` has the games of all policies: of each the first
+    policy's that has it."""
+    every = {each.name: each for one in reversed(run.policies) for each in one.learner.methods}
+    return [every[name] for name in run.config.methods if name in every]
 
 
 def after_play(
@@ -153,11 +166,12 @@ def play_more(
     return after_play(run, step, rollout, before, further)
 
 
-def credit(run: Run, rollout: Rollout) -> Batch:
+def credit(run: Run, rollout: Rollout, step: int) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
     Samples move between ranks until all have about the same number of tokens. Updates each policy's
-    `baselines`, the state of `algorithm.advantage`.
+    `baselines`, the state of `algorithm.advantage`. A policy that rests has no samples and no
+    groups in the batch, but its baselines follow its games.
     """
     compared, config, stats = dict[str, list[Sample]](), run.config, CreditStats()
     with run.timed("credit"):
@@ -168,7 +182,6 @@ def credit(run: Run, rollout: Rollout) -> Batch:
                 reward=config.reward,
                 policy=policy.name,
             )
-            stats += counted
             for method in policy.learner.methods:
                 with hook_call(method, run.world):
                     own = [*checked_samples(method.samples(own, rollout.episodes))]
@@ -176,6 +189,9 @@ def credit(run: Run, rollout: Rollout) -> Batch:
                 own, policy.baselines, algorithm=policy.config.algorithm, world=run.world
             )
             policy.baselines.update(baselines)
+            if not policy.trains(step):
+                own, counted = [], CreditStats(rewards=counted.rewards)
+            stats += counted
             compared[policy.name] = balance_tokens(own, run.world)
     return Batch(compared, stats)
 

@@ -226,6 +226,7 @@ TRAIN: list[Row] = [
             ("partners=['scripted:nobody']", "partners: unknown scripted player"),
             ("partners=['checkpoint:two/final/rigt']", "partners…nearest is two/final/right"),
             ("algorithm.loss=gone.py:x", "algorithm.loss must be an existing .py file"),
+            ("methods={resample: {}}", "methods.resample must be set for the run"),
             ("algorithm.advntage=x", "algorithm.advntage; nearest is policies.right.algorithm.adv"),
         )
     ),

@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step
 from selfplay.policies.seats import games_beside
 from selfplay.rollout.episode import GameSetup
+from selfplay.step import methods_of_games
 from selfplay.weight_sync.offload import HostStore
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import PAIR, TRAINED, trained
@@ -259,6 +261,32 @@ def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) 
         [line[f"num_trained_tokens/{name}"] == 0 for name in ("one", "other")] for line in lines
     ]
     assert rested == [[False, True], [True, False]]
+    # 4 instances: a group of the seat that trains each, none of the one that rests.
+    assert [line["num_groups"] for line in lines] == [4, 4]
+
+
+def test_while_all_others_rest_a_policy_s_partners_do_not_play(tmp_path: Path) -> None:
+    """Their games would train nobody; a sample of the step is one that the update trained on."""
+    rests = ("policies.one.rest=[1, 1, 1]", "policies.other.partners=[scripted:solo]")
+    step = first_step(tmp_path / "run", PAIR, *rests)
+    assert {episode.partner for episode in step.episodes} == {"self"}
+    assert {sample.policy for sample in step.samples} == {"other"}
+    assert set(step.metrics) >= {"entropy/other"} and "entropy/one" not in step.metrics
+
+
+def test_games_pass_the_run_s_methods_whichever_policy_has_them() -> None:
+    """In the run's order, each once; a policy's own methods have no games."""
+
+    def policy(*names: str) -> Any:
+        methods = [SimpleNamespace(name=name, of=names) for name in names]
+        return SimpleNamespace(learner=SimpleNamespace(methods=methods))
+
+    config = SimpleNamespace(methods={"judge": None, "resample": None})
+    parts: Any = SimpleNamespace(
+        config=config, policies=[policy("own", "resample"), policy("judge", "resample")]
+    )
+    found = [(each.name, each.of) for each in methods_of_games(parts)]
+    assert found == [("judge", ("judge", "resample")), ("resample", ("own", "resample"))]
 
 
 def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Path) -> None:
