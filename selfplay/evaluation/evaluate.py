@@ -23,7 +23,7 @@ from selfplay.engines.base import Sampling
 from selfplay.engines.kinds import engine_kind
 from selfplay.errors import RunEnds
 from selfplay.evaluation.plan import ITSELF, Matches, MatrixPlayer
-from selfplay.evaluation.rows import SCRIPT, Row
+from selfplay.evaluation.rows import OTHERS_SENT, SCRIPT, Row
 from selfplay.evaluation.tables import mean_interval
 from selfplay.evaluation.talk_effect import talk_effect
 from selfplay.evaluation.view_effect import view_effect
@@ -178,7 +178,11 @@ def evaluate_scripted(
         return _of_two((f"{SCRIPT}{spec}", games), others, joined)
     if other is None and (seats := chosen_seats(game, rollout)) is not None:
         episodes = [episode.counting(seats) for episode in episodes]
-    return joined(f"{SCRIPT}{spec}", dict(enumerate(episodes)))
+    row = joined(f"{SCRIPT}{spec}", dict(enumerate(episodes)))
+    unseen = [t for e in episodes for t in e.turns if t.seat not in e.counted_seats]
+    if sent := sum(turn.action == "message" for turn in unseen):
+        row = replace(row, measures=row.measures | {OTHERS_SENT: float(sent)})
+    return row
 
 
 def evaluate_people(

@@ -16,6 +16,7 @@ from selfplay.config.player_spec import SCRIPTED
 
 SCRIPT = f"{SCRIPTED}:"  # prefix of the names of scripts' rows only
 ALL_BEFORE = "held_out_before_games.jsonl"  # of the policy as sampled, in a run's folder
+OTHERS_SENT = "num_messages_of_others"  # a measure of a script's row: in the seats that don't count
 OTHER = " (the other player)"  # suffix of the name of a partner's row
 
 R = TypeVar("R", bound="Row")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from selfplay.data.seeds import named_seed
-from selfplay.evaluation.rows import SCRIPT, Row, TalkEffect, ViewEffect
+from selfplay.evaluation.rows import OTHERS_SENT, SCRIPT, Row, TalkEffect, ViewEffect
 
 # Measure, heading, meaning. A table shows the columns that at least one of its rows has.
 COLUMNS = (
@@ -22,7 +22,7 @@ COLUMNS = (
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("score_norm", "score norm", "the game's own `score_norm`, over all seats"),
     ("turns", "turns", "tries at a move, including invalid ones"),
-    ("messages", "messages", "legal messages; with two players only the first player's"),
+    ("messages", "messages", "legal messages of the row's player, in its seats"),
     ("words", "words", "words in messages"),
     ("statements", "statements", "facts stated in a wording that scripted players can parse"),
     ("searches", "searches", "answered tool calls"),
@@ -255,17 +255,27 @@ def talk_text(talk: TalkEffect, rows: Mapping[str, Row]) -> str:
 
 def silent_text(rows: Mapping[str, Row], talk: TalkEffect | None) -> str:
     """A lower bound on the score without talk, which the talk effect does not give: the score on
-    its games of the best script among these rows that sends no message; "" without such a script.
-    """
+    its games of the best script among these rows in whose games nobody sends a message; "" without
+    such a script."""
     if not talk:
         return ""
     silent = {
         name: statistics.fmean(row.scores[: talk.num_games])
         for name, row in rows.items()
-        if name.startswith(SCRIPT) and row.measures.get("messages") == 0
+        if name.startswith(SCRIPT) and _is_silent(row)
     }
     best = max(silent, key=silent.__getitem__, default="")
     return best and f"without messages at least {silent[best]:.3f} there ({best})"
+
+
+def _is_silent(row: Row) -> bool:
+    """Whether no seat sends a message in a row's games. The measure `messages` counts the seats of
+    the row's player, `OTHERS_SENT` the others; files before 2026-11-30 lack it and have their first
+    games."""
+    if row.measures.get("messages") != 0 or row.measures.get(OTHERS_SENT):
+        return False
+    turns = (turn for game in row.games for turn in game.get("turns", ()))
+    return all(turn.get("action") != "message" for turn in turns)
 
 
 def table(

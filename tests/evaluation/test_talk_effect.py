@@ -23,9 +23,11 @@ from selfplay.config.text import dump
 from selfplay.distributed import World
 from selfplay.engines.base import GameCoroutine, run_all
 from selfplay.evaluation.asked import EvalPlan
-from selfplay.evaluation.evaluate import EvaluationContext, evaluate
+from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.held_out import what_changed
 from selfplay.evaluation.plan import find_matches
+from selfplay.evaluation.rows import OTHERS_SENT
+from selfplay.evaluation.tables import silent_text
 from selfplay.evaluation.talk_effect import (
     NOTHING,
     HeardOtherwise,
@@ -376,3 +378,24 @@ def test_it_is_told_with_what_can_be_had_without_talk(tmp_path: Path) -> None:
     said, mean = what_changed(folder), sum(silent["scores"][:3]) / 3
     assert "+0.013 [+0.003, +0.022] to +0.194 [+0.184, +0.204]" in said
     assert f"{mean:.3f} there (scripted:random)" in said
+
+
+def test_a_script_whose_other_seats_talk_says_nothing_of_silence(tmp_path: Path) -> None:
+    """Two rooms by hand: with the clerk alone as the policy its script sends no message, but both
+    callers do, in a file of any version. Where all seats count, the row has no further number."""
+    rooms = [Rooms("a", (1, 2)), Rooms("b", (3, 0))]
+    words = ["game.name=tests.helpers.three_rooms", "rollout.policy_seats=[clerk]"]
+    config = load_config(None, ["model.path=x", *words])
+    talk = TalkEffect((0.1, 0.0, 0.2), None, None, 2)
+    row = evaluate_scripted(rooms, spec="clerk", game=config.game, rollout=config.rollout)
+    assert (row.measures["messages"], row.measures[OTHERS_SENT]) == (0.0, 4.0)
+    old = {name: value for name, value in row.measures.items() if name != OTHERS_SENT}
+    for talks in (row, replace(row, games=()), replace(row, measures=old)):
+        assert silent_text({"scripted:clerk": talks}, talk) == ""
+    answers = [
+        {"turns": [turn for turn in game["turns"] if turn["seat"] == 2]} for game in row.games
+    ]
+    mute = replace(row, measures=old, games=tuple(answers))
+    assert "at least 1.000 there (scripted:clerk)" in silent_text({"scripted:clerk": mute}, talk)
+    after = json.loads((make_run(tmp_path / "run") / "held_out_after.json").read_text())
+    assert OTHERS_SENT not in after["scripted:random"]["measures"]
