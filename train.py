@@ -12,20 +12,31 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import selfplay  # noqa: F401  sets OpenMP's wait policy, which torch reads when it is imported
 from dialop.shown import first_cause, own_place
 from dialop.terminal import ENDING, Ended, open_terminal, show_error
 
+PARSED = None
+HERE = Path.cwd()  # the user's code may chdir
+
+
+def stopped() -> str:
+    """What the line of a run that Ctrl-C or a signal ends says of its next start."""
+    if PARSED is None or PARSED[0].dry_run:
+        return ""
+    return goes_on(HERE / PARSED[1].out, PARSED[1].save_every)
+
+
 if __name__ == "__main__":  # before the imports that need packages
-    open_terminal("train.py", stopped="the same command continues from the last save")
+    open_terminal("train.py", stopped=stopped)
 
 # isort: split
 from selfplay.engines.sglang.fast import early
-from selfplay.preflight.command_line import last_line, parse_train, refused, typed
+from selfplay.preflight.command_line import goes_on, last_line, parse_train, refused, typed
 
-PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
     try:
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
@@ -48,8 +59,6 @@ from selfplay.errors import OwnFault, RunEnds, SettingsError, own_fault
 from selfplay.metrics.run_folder import holds_run
 from selfplay.preflight.run import check_run
 
-STAYS = "the last save is complete, and the same command continues from it"
-
 
 def ended_by_own(error: BaseException, folder: Path) -> int:
     """Print an error of the user's code as one line; returns the exit status."""
@@ -67,6 +76,7 @@ def main(words: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return refused("train.py", error)
     out, folder = Path(config.out), Path(config.out).absolute()  # the user's code may chdir
+    stays = partial(goes_on, folder, config.save_every)
     try:
         with start(config) as run:
             while run.num_done < config.steps:
@@ -81,14 +91,14 @@ def main(words: list[str] | None = None) -> int:
     except (OSError, GameError) as error:
         if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
-        return refused("train.py", RunEnds(f"{error}; {STAYS}"), status=1)
+        return refused("train.py", RunEnds(f"{error}; {stays()}"), status=1)
     except SystemExit as left:
         if own_fault(left):
             return ended_by_own(left, folder)
         ended = next((number for number in ENDING if left.code == 128 + number), None)
         if ended is None or isinstance(left, Ended):
             raise
-        reason = RunEnds(f"ended by {ended.name}; {STAYS}")
+        reason = RunEnds(f"ended by {ended.name}; {stays()}")
         return refused("train.py", reason, status=128 + ended)
     except Exception as error:  # the user's code may raise anything
         if not own_place(error):

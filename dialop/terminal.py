@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -24,12 +25,12 @@ ENDING = (
 _PROJECT = ("dialop", "selfplay", "__main__")
 
 
-def open_terminal(program: str, *, stopped: str = "") -> None:
+def open_terminal(program: str, *, stopped: Callable[[], str] = str) -> None:
     """Call first in a program. Text outside an encoding is printed and read as an escape; once the
     reader of a standard stream is gone (`| head`, a lost terminal, a full disk), further output is
     dropped and the program continues. After Ctrl-C, standard error names the program and says
-    `stopped`; likewise after a signal of ENDING, with status 128 + its number. An error in custom
-    code ends the program with the line of `show_error`.
+    what `stopped` returns; likewise after a signal of ENDING, with status 128 + its number. An
+    error in custom code ends the program with the line of `show_error`.
 
     If other code has replaced the streams, as a test runner does, they stay unchanged.
     """
@@ -39,9 +40,12 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="backslashreplace")
 
+    def say(what: str) -> None:
+        sys.stderr.write(f"{program}: {'; '.join(filter(None, (what, stopped())))}\n")
+
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            sys.stderr.write(f"{program}: stopped by Ctrl-C{stopped and f'; {stopped}'}\n")
+            say("stopped by Ctrl-C")
         elif own_place(error):
             show_error(program, error)
         elif package := _lacking(error):
@@ -55,7 +59,7 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
     sys.excepthook = end
 
     def leave(number: int, _: FrameType | None) -> None:
-        sys.stderr.write(f"{program}: ended by {name_of(number)}{stopped and f'; {stopped}'}\n")
+        say(f"ended by {name_of(number)}")
         raise Ended(128 + number)
 
     for number in ENDING:

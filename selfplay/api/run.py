@@ -34,6 +34,7 @@ from selfplay.metrics.observer import Step
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_policies, find_source
 from selfplay.partners.updates import GivenWeights, PartnerUpdates
+from selfplay.preflight.command_line import goes_on
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
 from selfplay.step import take_step
@@ -309,8 +310,8 @@ class OpenRun(SavedRun):
         parts = self.parts
         if self._ended_by is not None:
             raise SettingsError(
-                f"{self.folder} takes no more steps, because {self._ended_by}; close it, and start "
-                "it again to continue from its last save"
+                f"{self.folder} takes no more steps, because {self._ended_by}; close it and start "
+                f"it again: {goes_on(self.folder, parts.config.save_every, 'a start')}"
             )
         try:
             yield parts

@@ -61,6 +61,20 @@ def last_line(folder: Path, *, page: Path) -> str:
     return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
 
 
+def goes_on(folder: Path, save_every: int, by: str = "the same command") -> str:
+    """How a run that was ended goes on `by` a new start, for its last line.
+
+    A run without a complete checkpoint in its folder has its warm start at most, and takes its
+    steps again from the first; `save_every` then says why nothing is saved yet.
+    """
+    if any(folder.glob("checkpoints/step_*")):
+        return f"the last save is complete, and {by} continues from it"
+    return (
+        f"no checkpoint is saved yet (save_every: {save_every}), so {by} begins again with the "
+        "first step"
+    )
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ValueError for an invalid command line.
 

@@ -17,7 +17,7 @@ OPENED = """
 import os, sys
 from pathlib import Path
 from dialop.terminal import open_terminal
-open_terminal("a program", stopped="it goes on")
+open_terminal("a program", stopped=lambda: "it goes on")
 """
 # It prints a line, then what no buffer holds, writes its result, and prints its name.
 PROGRAM = f"""{OPENED}

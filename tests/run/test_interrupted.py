@@ -3,6 +3,7 @@
 Each row ends a run that has made two of its four steps.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from tests.helpers.tiny_run import (
     RUNS,
     assert_same_run,
     begin_halfway,
+    begin_warm,
     finished,
     go_on_from,
     metrics_of,
@@ -124,6 +126,27 @@ def test_a_run_that_was_ended_goes_on_bit_for_bit(
     assert not half or how.status != 1, "only a signal leaves a half file"
     assert run_tiny(run) == 0
     assert_same_run(finished(), run)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (lambda: stopped(step.push, by=signal.SIGTERM), SIGTERM),
+        (lambda: stopped(step.push, by=OSError(errno.ENOSPC, "disk is full")), 1),
+    ],
+)
+def test_a_run_that_ends_before_its_first_save_says_that_it_starts_again(
+    ends: Callable[[], AbstractContextManager[Any]],
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    begin_warm(run)
+    ended(End(ends, status, 0, "", ("save_every=9",)), run)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "no checkpoint is saved yet (save_every: 9)" in line and "first step" in line
+    assert not checkpoints(run)
 
 
 def test_a_state_in_several_files_is_the_same_state(
