@@ -44,7 +44,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
-from selfplay.learner.method import check_methods
+from selfplay.learner.method import check_methods, methods_of_games
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.observers import Groups, make_observers
 from selfplay.metrics.run_folder import (
@@ -212,6 +212,7 @@ def set_up(
         journal=journal,
         timed=Stopwatch(),
         first_step=first_step,
+        methods=methods_of_games(config, [each.learner.methods for each in policies]),
     )
 
 
@@ -225,6 +226,8 @@ class _Begun:
         self.seats = [seat for seat, owner in enumerate(owners) if name and owner == name]
         own = of_run.policies.get(name)
         self.trains: Callable[[int], bool] = own.trains if own else lambda step: True
+        beside = [each.trains for other, each in of_run.policies.items() if other != name]
+        self.meets = lambda step: own is None or any(trains(step) for trains in beside)
         self.folder = run.home_of(name, self.config)  # of its tokenizer and its warm start
 
     def check(self, checked: Rendering | None) -> None:
@@ -334,6 +337,7 @@ class _Begun:
             partners=self.partners,
             opponents=make_opponents(config, {}),
             trains=self.trains,
+            meets=self.meets,
         )
         policy.restore(own)
         return policy

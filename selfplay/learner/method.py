@@ -208,6 +208,13 @@ def make_methods(parts: Parts) -> list[Method]:
     return methods
 
 
+def methods_of_games(config: Config, every: Sequence[Sequence[Method]]) -> list[Method]:
+    """The methods whose `after_play` has a run's games, from those of `every` policy: each of the
+    run's settings, as the first policy has it that has it."""
+    found = {each.name: each for methods in reversed(every) for each in methods}
+    return [found[name] for name in config.methods if name in found]
+
+
 @contextmanager
 def hook_call(method: Method, world: World) -> Iterator[None]:
     """Wraps a call of a hook: an error in a custom method becomes an OwnFault of one line on every

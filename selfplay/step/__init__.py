@@ -58,8 +58,7 @@ def take_step(run: Run, step: int) -> Step:
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
-        methods = methods_of_games(run)
-        rollout = after_play(run, step, rollout, methods, [*config.further_instances])
+        rollout = after_play(run, step, rollout, run.methods, [*config.further_instances])
         for policy in run.policies:
             pass_results(policy.opponents, step, rollout.episodes, run.world, policy.name)
         with run.timed("credit"), raise_on_all_ranks(run.world):
@@ -103,13 +102,8 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, first = run.config, run.policies[0]
-    partners = shared_out(
-        [
-            one.partners.for_step(step, one.opponents)
-            for one in run.policies
-            if not one.name or any(each.trains(step) for each in run.policies if each is not one)
-        ]
-    )
+    met = [policy for policy in run.policies if policy.meets(step)]
+    partners = shared_out([one.partners.for_step(step, one.opponents) for one in met])
     # `raise_on_all_ranks` waits for the last rank's games, so that time counts as play.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -130,13 +124,6 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             versions={seated.model: step for seated in run.cast},
         )
     return Rollout(*played)
-
-
-def methods_of_games(run: Run) -> list[Method]:
-    """The run's methods, whose `after_play` has the games of all policies: of each the first
-    policy's that has it."""
-    every = {each.name: each for one in reversed(run.policies) for each in one.learner.methods}
-    return [every[name] for name in run.config.methods if name in every]
 
 
 def after_play(
@@ -189,10 +176,8 @@ def credit(run: Run, rollout: Rollout, step: int) -> Batch:
                 own, policy.baselines, algorithm=policy.config.algorithm, world=run.world
             )
             policy.baselines.update(baselines)
-            if not policy.trains(step):
-                own, counted = [], CreditStats(rewards=counted.rewards)
-            stats += counted
-            compared[policy.name] = balance_tokens(own, run.world)
+            stats += counted if policy.trains(step) else CreditStats(rewards=counted.rewards)
+            compared[policy.name] = balance_tokens(own if policy.trains(step) else [], run.world)
     return Batch(compared, stats)
 
 

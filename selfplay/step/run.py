@@ -5,7 +5,7 @@ Everything belongs to this rank unless noted otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +22,7 @@ from selfplay.distributed import World
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
+from selfplay.learner.method import Method
 from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.opponents import Opponents, opponents_state, restore_opponents
@@ -47,6 +48,7 @@ class Policy:
     partners: Partners  # who else plays its seats or with it, and its pool
     opponents: Opponents  # chooses the partners of a step
     trains: Callable[[int], bool]  # whether it does after so many steps, or rests
+    meets: Callable[[int], bool]  # whether its partners play, since another policy trains with them
 
     def state(self) -> dict[str, Any]:
         """Its part of the trainer state besides the learner's, as plain values. Raises OwnFault for
@@ -88,6 +90,7 @@ class Run:
     journal: Journal  # one of the observers, whose lines a checkpoint counts
     timed: Stopwatch  # duration of the step's stages
     first_step: int
+    methods: Sequence[Method]  # the run's, whose `after_play` has the games of all policies
     changed: dict[str, float] = field(default_factory=dict)  # metrics of this step only
     overrides: dict[str, str] = field(default_factory=dict)  # settings of this step only
 

@@ -21,11 +21,11 @@ import selfplay
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds, SettingsError
+from selfplay.learner.method import methods_of_games
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step
 from selfplay.policies.seats import games_beside
 from selfplay.rollout.episode import GameSetup
-from selfplay.step import methods_of_games
 from selfplay.weight_sync.offload import HostStore
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.casts import PAIR, TRAINED, trained
@@ -277,16 +277,13 @@ def test_while_all_others_rest_a_policy_s_partners_do_not_play(tmp_path: Path) -
 def test_games_pass_the_run_s_methods_whichever_policy_has_them() -> None:
     """In the run's order, each once; a policy's own methods have no games."""
 
-    def policy(*names: str) -> Any:
-        methods = [SimpleNamespace(name=name, of=names) for name in names]
-        return SimpleNamespace(learner=SimpleNamespace(methods=methods))
-
-    config = SimpleNamespace(methods={"judge": None, "resample": None})
-    parts: Any = SimpleNamespace(
-        config=config, policies=[policy("own", "resample"), policy("judge", "resample")]
-    )
-    found = [(each.name, each.of) for each in methods_of_games(parts)]
-    assert found == [("judge", ("judge", "resample")), ("resample", ("own", "resample"))]
+    config: Any = SimpleNamespace(methods={"judge": None, "resample": None})
+    every: Any = [
+        [SimpleNamespace(name=name, of=names) for name in names]
+        for names in (("own", "resample"), ("judge", "resample"))
+    ]
+    found: Any = methods_of_games(config, every)
+    assert [(each.name, each.of[0]) for each in found] == [("judge", "judge"), ("resample", "own")]
 
 
 def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Path) -> None:
