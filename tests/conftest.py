@@ -95,6 +95,10 @@ def module_path() -> Iterator[None]:
     sys.path[:] = before
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # no collection looks again at what was imported
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("--shuffle")
     if seed is not None:

@@ -88,6 +88,7 @@ def chat_server(script: Script) -> Iterator[ChatServer]:
         def log_message(self, format: str, *args: Any) -> None: ...
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.socket.listen(128)  # games that ask at once: of more than its 5 some wait a second
     http.daemon_threads = True
     server = ChatServer(f"http://127.0.0.1:{http.server_address[1]}/v1")
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})

@@ -33,6 +33,6 @@ def once(key: object, make: Callable[[Path], object]) -> Path:
     return folder
 
 
-def slow_except(cases: Iterable[str], *fast: str) -> list[Any]:
+def slow_except(cases: Iterable[Any], *fast: Any) -> list[Any]:
     """Parameters of a test: the cases, all of them slow but for these."""
     return [c if c in fast else pytest.param(c, marks=pytest.mark.slow) for c in cases]

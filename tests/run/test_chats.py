@@ -172,6 +172,7 @@ def test_imitation_alone_says_what_it_made(
     run = tmp_path / "run"
     words = [*BASE, f"warm_start.chats={chats}", "warm_start={batch_size: 4, epochs: 2}"]
     words += ["steps=0", "observers=[console]", "eval.final_games=2", f"out={run}"]
+    words += ["rollout={max_turns: 2, max_new_tokens: 16}"]  # of a policy that knows no move
     (tmp_path / "empty.yaml").write_text("{}")
     assert train.main(["--config", str(tmp_path / "empty.yaml"), *words]) == 0
     said = capsys.readouterr().out

@@ -260,7 +260,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def bound(port: int) -> socket.socket:
     """A listening socket on the loopback interface, unreachable from other machines."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With its protocol, without which asyncio leaves Nagle's algorithm on: 40 ms for each answer.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(("127.0.0.1", port))
