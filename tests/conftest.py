@@ -101,6 +101,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("--shuffle")
+    # Else the longest file would begin last, while the other process has no more to do.
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     if seed is not None:
         rng = random.Random(seed)
         files = sorted({item.path for item in items})

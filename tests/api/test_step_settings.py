@@ -15,7 +15,13 @@ from selfplay.api.step_settings import read_in_play
 from selfplay.checkpoint import checkpoints, state_of
 from selfplay.config import load_config
 from selfplay.errors import SettingsError
-from tests.helpers.tiny_run import assert_same_run, begin_warm, metrics_of, write_tiny
+from tests.helpers.tiny_run import (
+    assert_same_run,
+    begin_halfway,
+    begin_warm,
+    metrics_of,
+    write_tiny,
+)
 
 SETTINGS: dict[str, Any] = {
     "optim.schedule": "constant",
@@ -49,16 +55,18 @@ def games_of(folder: Path, step: int) -> list[dict[str, Any]]:
 
 
 def test_a_step_has_its_own_partners_and_instances_and_a_resume_is_exact(tmp_path: Path) -> None:
-    for name, stops in (("unbroken", [4]), ("broken", [2, 4])):
-        (tmp_path / name).mkdir()
-        for stop in stops:
-            with begun(tmp_path / name / "run", steps=stop) as run:
-                while run.num_done < stop:
-                    run.step(given(run.num_done))
-                (policy,) = run.parts.policies
-                assert policy.opponents.config == policy.config, "the next step draws by the run's"
-                run.finish()
     unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
+    for folder in (unbroken, broken):
+        folder.parent.mkdir()
+        if folder == broken:  # as one that was ended after two of its four steps
+            begin_halfway(unbroken, broken, lost=2)
+        with begun(folder) as run:
+            assert run.num_done == (2 if folder == broken else 0)
+            while run.num_done < SETTINGS["steps"]:
+                run.step(given(run.num_done))
+            (policy,) = run.parts.policies
+            assert policy.opponents.config == policy.config, "the next step draws by the run's"
+            run.finish()
     assert_same_run(unbroken, broken)
     for step in (1, 2, 3):
         players = {seat["player"] for game in games_of(unbroken, step) for seat in game["seats"]}

@@ -390,14 +390,20 @@ EMPTY = {
 }
 
 
+GOOD = [("row 0", ASSERTS, "f"), ("row 1", CASE, ""), ("row 2", MATH, "f")]
+
+
+@needs_bwrap
+def test_tests_that_check_something_are_taken() -> None:
+    check_tests(GOOD)
+
+
 @needs_bwrap
 @pytest.mark.parametrize("entry_point", ["f", ""])
 @pytest.mark.parametrize("name", list(EMPTY))
 def test_tests_that_check_nothing_are_refused(name: str, entry_point: str) -> None:
-    good = [("row 0", ASSERTS, "f"), ("row 1", CASE, ""), ("row 2", MATH, "f")]
-    check_tests(good)
     with pytest.raises(ValueError, match=r"row 3: its tests pass an answer that raises"):
-        check_tests([*good, ("row 3", EMPTY[name], entry_point)])
+        check_tests([*GOOD, ("row 3", EMPTY[name], entry_point)])
 
 
 @needs_bwrap

@@ -19,11 +19,11 @@ from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.method import Method
 from tests.helpers.small_updates import config_of, learner_with, some_samples
 from tests.helpers.tiny_run import (
+    assert_same_run,
     begin_warm,
+    finished,
+    go_on_from,
     metrics_of,
-    run_tiny,
-    run_warm,
-    same_weights,
     tiny_model,
     write_tiny,
 )
@@ -40,14 +40,11 @@ OWN = (
 
 def test_a_run_with_the_examples_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """Nobody agrees in one move, so each step plays its two instances more."""
-    once, twice = tmp_path / "once", tmp_path / "twice"
-    run_warm(once, *OWN, "steps=2")
+    once, again = finished(*OWN, "steps=2"), tmp_path / "again"
     for line in metrics_of(once):
         assert line["num_instances"] == 4 + 2 and "forecast_loss" in line
-    begin_warm(twice, *OWN)
-    assert run_tiny(twice, *OWN, "steps=1") == 0
-    assert run_tiny(twice, *OWN, "steps=2") == 0
-    assert same_weights(once / "final", twice / "final")
+    go_on_from(once, again, *OWN, "steps=2")
+    assert_same_run(once, again)
     assert (once / "code" / "methods.py").read_bytes() == EXAMPLES.read_bytes()
 
 

@@ -18,7 +18,13 @@ from selfplay.errors import EngineDisagrees, SettingsError
 from selfplay.model.lora import full_weights
 from tests.helpers.casts import trained
 from tests.helpers.processes import HANG_S, on_ranks
-from tests.helpers.tiny_run import begin_warm, same_weights, warm_started, write_tiny
+from tests.helpers.tiny_run import (
+    begin_halfway,
+    begin_warm,
+    same_weights,
+    warm_started,
+    write_tiny,
+)
 
 
 def begun(folder: Path, **more: object) -> OpenRun:
@@ -144,33 +150,33 @@ def test_the_policies_of_a_run_play_with_one_partner_that_gets_weights_and_resum
         name: {"seats": [seat], "partners": ["self", start]}
         for seat, name in enumerate(("one", "other"))
     }
-    for name, stops in (("unbroken", [3]), ("broken", [2, 3])):
-        (tmp_path / name).mkdir()
-        begin_warm(folder := tmp_path / name / "run")
-        given: dict[str, Any] = {"out": str(folder), "eval.final_games": 1, "save_every": 1}
-        given |= {"policies": policies, "optim.schedule": "constant"}
-        for stop in stops:
-            again = folder / "config.yaml"
-            with selfplay.start(
-                again if again.exists() else write_tiny(folder), given, steps=stop
-            ) as run:
-                while run.num_done < stop:
-                    if run.num_done == 1:
-                        one = run.parts.policies[0].learner.model
-                        run.update_partner(start, dict(full_weights(one)))
-                    run.step()
-                saved = folder / "checkpoints" / f"step_{stop:06d}" / "progress.json"
+    unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
+    given: dict[str, Any] = {"policies": policies, "optim.schedule": "constant", "steps": 3}
+    given |= {"eval.final_games": 1, "save_every": 1, "keep_checkpoints": 3}
+    for folder in (unbroken, broken):
+        folder.parent.mkdir()
+        if folder == unbroken:
+            begin_warm(folder)
+        else:  # as one that was ended after two of its three steps
+            begin_halfway(unbroken, broken)
+        with selfplay.start(write_tiny(folder), given, out=str(folder)) as run:
+            assert run.num_done == (0 if folder == unbroken else 2)
+            while run.num_done < 3:
+                if run.num_done == 1:
+                    one = run.parts.policies[0].learner.model
+                    run.update_partner(start, dict(full_weights(one)))
+                run.step()
+                saved = folder / "checkpoints" / f"step_{run.num_done:06d}" / "progress.json"
                 state = json.loads(saved.read_text())["state"]["policies"]
                 for policy in ("one", "other"):
-                    assert state[policy]["partners"]["updated"] == {start: 1}
-                for number in range(2):
-                    assert_plays_with(run.partner_weights(start), run, number)
-                run.finish()
+                    updated = {start: 1} if run.num_done > 1 else {}
+                    assert state[policy]["partners"].get("updated", {}) == updated
+            for number in range(2):
+                assert_plays_with(run.partner_weights(start), run, number)
+            assert folder in run.partner_weights(start).parents
+            run.finish()
     for name in ("one", "other"):
-        unbroken, broken = (
-            tmp_path / run / "run" / "final" / name for run in ("unbroken", "broken")
-        )
-        assert same_weights(unbroken, broken)
+        assert same_weights(unbroken / "final" / name, broken / "final" / name)
 
 
 def test_a_run_does_not_go_on_with_a_partner_whose_given_weights_are_damaged(
