@@ -173,6 +173,8 @@ def test_adapters_of_another_program_are_no_model_to_train(tmp_path: Path) -> No
         read_rendering(config.model, config.game, seed=0)
 
 
+# A warning of peft's own class would be read by the process that deals tests out: it imports peft.
+@pytest.mark.filterwarnings("ignore:Adapter 'default' has")
 @pytest.mark.parametrize(
     ("given", "named"),
     [

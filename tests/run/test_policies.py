@@ -231,16 +231,16 @@ def test_moments_of_one_policy_wait_on_the_host_while_another_updates(tmp_path: 
         policies = {"one": {"seats": [0], **own}, "other": {"seats": [1], **own}}
         given = {"policies": policies, "out": str(folder), "parallel.offload": "optimizer"}
         given |= {"save_every": 1, "eval.final_games": 1}
-        with selfplay.start(write_tiny(folder), given, steps=3) as run:
+        with selfplay.start(write_tiny(folder), given, steps=2) as run:
             own_code = sys.modules[type(run.parts.policies[0].learner.methods[0]).__module__]
             own_code.LEARNERS.clear(), own_code.SEEN.clear()
             for policy in run.parts.policies if folder == runs[0] else ():
                 policy.engine._offload._state_store = HostStore("cpu")
-            while run.num_done < 3:
+            while run.num_done < 2:
                 run.step()
             seen = [[size > 0 for size in sizes] for sizes in own_code.SEEN[2:]]
             moved = folder == runs[0]
-            assert seen == [[True, not moved], [not moved, True]] * 2
+            assert seen == [[True, not moved], [not moved, True]]
             run.finish()
     for name in NAMES:
         assert same_weights(runs[0] / "final" / name, runs[1] / "final" / name)
