@@ -173,6 +173,8 @@ def set_up(
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
     note_start(folder, world.rank, getattr(first.engine, "start_s", {}))
+    if 0 < first_step < config.steps and world.rank == 0:
+        print(f"{folder} continues with step {first_step + 1} of {config.steps}", flush=True)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} already has {first_step} of {config.steps} steps; increase steps to "

@@ -55,10 +55,13 @@ def typed(program: str) -> str:
 
 
 def last_line(folder: Path, *, page: Path) -> str:
-    """The last line of a run: the paths of its policy and its page, and how to play with it."""
+    """The last line of a run: the paths of its policies and its page, and how to play with it."""
     play = f"{sys.orig_argv[0]} -m selfplay.apps.play"
     play = play if typed(play) == play else "selfplay-play"
-    return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
+    each = sorted(path.parent for path in folder.glob("final/*/config.json"))
+    policies = f"policies are in {', '.join(map(str, each))}"
+    where = policies if each else f"policy is in {folder / 'final'}"
+    return f"the {where}, the page is {page}; to play: {play} {folder}"
 
 
 def goes_on(folder: Path, save_every: int, by: str = "the same command") -> str:

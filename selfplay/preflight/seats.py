@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from selfplay.config import COMPARED_IN_GROUPS, Config
 from selfplay.config.player_spec import SCRIPTED, SELF, parse_shares
 from selfplay.errors import SettingsError
@@ -15,7 +17,11 @@ def who_plays(config: Config) -> str | None:
     game, rollout = config.game, config.rollout
     if config.policies:
         seats = zip(game.kit.ROLES, config.policy_of_seat, strict=True)
-        return ", ".join(f"seat {s} ({role}) policy {name}" for s, (role, name) in enumerate(seats))
+        words = [f"seat {s} ({role}) policy {name}" for s, (role, name) in enumerate(seats)]
+        for name, own in config.policies.items():
+            if rests := {step + 1 for step in range(config.steps) if not own.trains(step)}:
+                words.append(f"{name} rests in steps {_ranges(rests)}")
+        return ", ".join(words)
     kit, chosen = game.kit, chosen_seats(game, rollout)
     specs = [spec for spec, _ in parse_shares(rollout.partners)]
     everywhere = tuple(range(len(kit.ROLES)))
@@ -32,6 +38,14 @@ def who_plays(config: Config) -> str | None:
             seatings.append(" + ".join(map(" ".join, zip(kit.ROLES, players, strict=True))))
     held_out = "" if chosen else "; in held-out games the policy has all roles"
     return f"{', '.join(seatings)}{held_out}"
+
+
+def _ranges(steps: Set[int], most: int = 4) -> str:
+    """Steps as "1 to 15, 21", at most so many ranges of them."""
+    begins = sorted(step for step in steps if step - 1 not in steps)
+    ends = sorted(step for step in steps if step + 1 not in steps)
+    words = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(begins, ends, strict=True)]
+    return ", ".join(words[:most]) + (" and so on" if len(words) > most else "")
 
 
 def check_players(config: Config) -> None:

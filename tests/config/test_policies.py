@@ -3,6 +3,7 @@ for each mistake."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from selfplay.config.learning import OptimConfig
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.policies.options import SECTIONS
+from selfplay.preflight.seats import who_plays
 from selfplay.rollout.seat_rules import chosen_seats
 
 ALONE = ["rollout.partners=[self]", "rollout.policy_seats=[]"]
@@ -126,3 +128,20 @@ def test_policies_also_have_the_seats_that_a_game_leaves_to_a_partner() -> None:
         assert chosen_seats(each.game, each.rollout) is None
     alone = load_config("tiny_collab", ALONE)
     assert chosen_seats(alone.game, alone.rollout) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("rest", "steps", "words"),
+    [
+        ([5, 15, 5], 50, "1 to 15, 21 to 35, 41 to 50"),
+        ([1, 1], 12, "2, 4, 6, 8 and so on"),
+        ([4, 2], 4, ""),
+    ],
+)
+def test_a_start_names_the_steps_that_a_policy_rests(
+    rest: list[int], steps: int, words: str
+) -> None:
+    two = {"one": {"seats": [0], "rest": rest}, "other": {"seats": [1]}}
+    config = load_config("tiny", [f"steps={steps}", f"policies={json.dumps(two)}"])
+    said = who_plays(config) or ""
+    assert said.partition("policy other, ")[2] == (f"one rests in steps {words}" if words else "")

@@ -246,12 +246,17 @@ def test_moments_of_one_policy_wait_on_the_host_while_another_updates(tmp_path: 
         assert same_weights(runs[0] / "final" / name, runs[1] / "final" / name)
 
 
-def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) -> None:
+def test_a_policy_that_rests_plays_with_the_weights_that_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = train(
         tmp_path / "run",
         *("steps=2", "save_every=1", "optim.schedule=constant", PAIR),
         *("policies.one.rest=[1, 1]", "policies.other.rest=[1, 1, 1]"),
     )
+    said, finals = capsys.readouterr().out, [tmp_path / "run" / "final" / name for name in NAMES]
+    assert "one rests in steps 2, other rests in steps 1\n" in said
+    assert f"the policies are in {finals[0]}, {finals[1]}, the page is " in said
     saved = [tmp_path / "run" / "checkpoints" / f"step_00000{n}" / "policies" for n in (1, 2)]
     assert same_weights(saved[0] / "other" / "hf", tmp_path / "run" / "warm_start")
     assert not same_weights(saved[0] / "one" / "hf", tmp_path / "run" / "warm_start")

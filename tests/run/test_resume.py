@@ -33,12 +33,16 @@ def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
+def test_more_steps_later_are_the_same_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a schedule that does not depend on the length: two steps, then two more, are four."""
     constant = "optim.schedule=constant"
     run_warm(tmp_path / "short", constant, "steps=2")
     before = (tmp_path / "short" / "held_out_after.json").read_text()
+    capsys.readouterr()
     assert run_tiny(tmp_path / "short", constant) == 0
+    assert f"{tmp_path / 'short'} continues with step 3 of 4\n" in capsys.readouterr().out
     assert_same_run(finished(constant), tmp_path / "short")
     after = (tmp_path / "short" / "held_out_after.json").read_text()
     assert after != before, "the held-out games of the shorter run are played again"
