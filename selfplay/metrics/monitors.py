@@ -20,6 +20,7 @@ from selfplay.metrics.observer import Observer, Step
 from selfplay.metrics.records import OBSERVED
 
 _PATIENCE = 50  # steps until numbers of observers are missed
+_DOES = {"warn": "warn", "stop": "stop the run", BACK: "send the run back"}
 
 
 class MonitorStop(RunEnds):
@@ -66,6 +67,7 @@ class Monitors(Observer):
         self._rules = [parse_rule(text) for text in rules]
         self._series: dict[tuple[str, str], _Series] = {}  # by the rule's text and the metric
         self._unmatched = [rule for rule in self._rules if rule.text not in DEFAULT_MONITORS]
+        self._names = dict[str, float]()  # every metric so far
         self._rank, self._say, self._saves = rank, say or _print_warning, saves
 
     def on_step(self, step: Step) -> None:
@@ -88,7 +90,7 @@ class Monitors(Observer):
         sends the run back. All means then start anew, as their values were of another policy.
         """
         metrics = {"num_skipped_steps": 0.0, **metrics}  # it is logged only if it is above 0
-        self._warn_of_unmatched(step, metrics)
+        self._warn_of_unmatched(metrics, step)
         stops, backs = [], list[GoBack]()
         for rule in self._rules:
             for name in _matched(rule.metric, tuple(metrics)):
@@ -128,6 +130,8 @@ class Monitors(Observer):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. Rules that are not in it start without values."""
         self._series = {(rule, n): _Series(**saved) for rule, n, saved in state.get("series", [])}
+        read = {text for text, _ in self._series}
+        self._unmatched = [rule for rule in self._unmatched if rule.text not in read]
 
     def _read(self, rule: Rule, name: str, metrics: Mapping[str, float], step: int) -> str:
         """Add the metric's value to the rule's series and return a new problem, "" for none."""
@@ -150,20 +154,31 @@ class Monitors(Observer):
         new = series.holds and (not held or rule.action == "stop")
         return _problem(rule, series, name) if new else ""
 
-    def _warn_of_unmatched(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn once about a user's rule that matches no metric of the run. Metrics of evaluations
-        are checked at the first evaluation, numbers of observers at the first such line or, if
-        none comes, after `_PATIENCE` steps."""
+    def close(self) -> None:
+        """Warn about the user's rules that no step of the run could read.
+
+        Those with a metric of evaluations or of observers may wait until here. A start that takes
+        no step does not know the run's metrics, and says nothing.
+        """
+        if self._names:  # else every step was taken before
+            self._warn_of_unmatched(self._names)
+
+    def _warn_of_unmatched(self, metrics: Mapping[str, float], step: float = math.inf) -> None:
+        """Warn once about a user's rule that matches no metric of the run, as soon as the line has
+        metrics of its kind: `_may_come` says which ones may come later."""
+        self._names |= metrics
         for rule in list(self._unmatched):
-            first = next((each for each in ("eval_", OBSERVED) if rule.metric.startswith(each)), "")
-            given = any(name.startswith(first) for name in metrics)
-            if not given and (first == "eval_" or step < _PATIENCE):
+            if step < math.inf and _may_come(rule.metric, metrics, step):
                 continue
             self._unmatched.remove(rule)
             for metric in filter(None, (rule.metric, rule.rising)):
-                if not any(fnmatchcase(name, metric) for name in metrics):
-                    near = nearest(metric, metrics)
-                    self._warn(f"monitor '{rule.text}': no metric is called {metric}{near}")
+                if not _matched(metric, tuple(self._names)):
+                    own = [name for name in self._names if name.startswith(f"{metric}/")]
+                    near = f"; nearest is {', '.join(own)}" if own else nearest(metric, self._names)
+                    self._warn(
+                        f"monitor '{rule.text}': no metric is called {metric} so far{near}; "
+                        f"without it the rule cannot {_DOES[rule.action]}"
+                    )
 
     def _warn(self, text: str) -> None:
         """Say a warning on the first rank only."""
@@ -175,6 +190,16 @@ class Monitors(Observer):
 def _matched(pattern: str, names: tuple[str, ...]) -> list[str]:
     """The names that a rule's metric matches; the lines of a run have few sets of names."""
     return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _may_come(metric: str, metrics: Mapping[str, float], step: float) -> bool:
+    """Whether a later line may have a metric that this one lacks: one of evaluations, of observers,
+    which may give numbers every few steps, or of a policy that did not train in this step."""
+    for first, patience in (("eval_", math.inf), (OBSERVED, _PATIENCE)):
+        if metric.startswith(first):
+            return step < patience and not any(name.startswith(first) for name in metrics)
+    _, slash, policy = metric.partition("/")
+    return metrics.get(f"num_trained_tokens{slash}{policy}", 1.0) == 0.0
 
 
 def _print_warning(text: str) -> None:

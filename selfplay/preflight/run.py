@@ -25,10 +25,10 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.features import section_class
-from selfplay.config.monitors import BACK, parse_rule
+from selfplay.config.monitors import BACK, DEFAULT_MONITORS, parse_rule
 from selfplay.config.own_code import is_own_game, own_code, own_names
 from selfplay.config.player_spec import SELF, parse_shares
-from selfplay.config.plugins import function_of
+from selfplay.config.plugins import PLUGINS, function_of, named
 from selfplay.data.chats import check_shown, read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people, trained_on
 from selfplay.data.stream import made_instances, read_train_file
@@ -38,7 +38,9 @@ from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.learner.method import check_methods
+from selfplay.learner.rescore import MISMATCH_METRICS
 from selfplay.metrics.observers import check_observers
+from selfplay.metrics.records import OBSERVED
 from selfplay.metrics.run_folder import check_names, holds_run
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
@@ -58,6 +60,11 @@ AT_START = {
     "torch.set_default_device": torch.device("cpu"),
     "torch.set_grad_enabled": True,
 }
+# Metrics that each policy has of its own update, in every run.
+OF_UPDATE = (
+    *("policy_loss", "entropy", "ratio_mean", "clip_share", "kl_reference", "grad_norm", "lr"),
+    *MISMATCH_METRICS,
+)
 _LONG_GAME = 400  # turns after which a scripted game is stopped
 _MOST_MOVES = 2000  # moves whose tokens are counted
 
@@ -92,6 +99,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_files(config.game, config.data)  # before a model is fetched
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     check_observers(config, here=here)
+    check_monitors(config)
     check_going_back(config)
     check_state(config)
     renderings = []
@@ -128,6 +136,30 @@ def _check_policy(config: Config, *, here: bool) -> Rendering:
     if undivided is not None:
         raise SettingsError(undivided)
     return rendering
+
+
+def check_monitors(config: Config) -> None:
+    """Raise SettingsError for a monitor whose metric no step can have: one of the update under a
+    name without, or with another, policy; of evaluations in a run that makes none; or of observers
+    in a run whose observers give no numbers. The default rules are for every run."""
+    built_in = PLUGINS["observers"].built_in
+    gives = [
+        name not in built_in or getattr(function_of("observers", name), "measures", False)
+        for name, _ in map(named, config.observers)
+    ]
+    known = [f"/{name}" if name else "" for name in config.policy_names]
+    for rule in map(parse_rule, config.monitors):
+        for metric in filter(None, (rule.metric, rule.rising)):
+            of, slash, policy = metric.partition("/")
+            must = ""
+            if of in OF_UPDATE and "*" not in policy and slash + policy not in known:
+                must = " or ".join(f"{of}{each}" for each in known)
+            elif metric.startswith("eval_") and not config.eval.every:
+                must = "left out where eval.every is 0"
+            elif metric.startswith(OBSERVED) and not any(gives):
+                must = f"left out where no observer gives numbers, as {[*config.observers]}"
+            if must and rule.text not in DEFAULT_MONITORS:
+                raise SettingsError(f"monitors: {metric} must be {must}, got {rule.text!r}")
 
 
 def check_going_back(config: Config) -> None:

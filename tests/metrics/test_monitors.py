@@ -186,14 +186,46 @@ def test_restored_monitors_go_on_where_they_were() -> None:
 
 
 def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """One of evaluations at the first evaluation; default rules may lack theirs."""
+    """One of evaluations at the first evaluation; default rules may lack theirs. With the metric
+    the nearest, or all that several policies have of it, and what the rule then cannot do."""
     rules = ["stop if entropi < 1", "stop if eval_scor < 1 over 2", *DEFAULT_MONITORS]
-    monitors = Monitors(rules, rank=0)
-    monitors.check(1, HEALTHY)
+    monitors = Monitors([*rules, "warn if lr < 1"], rank=0)
+    monitors.check(1, HEALTHY | {"lr/user": 2.0, "lr/agent": 2.0})
     monitors.check(2, HEALTHY | {"eval_score": 0.9})
     monitors.check(3, HEALTHY | {"eval_score": 0.9})
-    first, second = capsys.readouterr().err.splitlines()
-    assert "entropi; nearest is entropy" in first and "eval_scor; nearest is eval_score" in second
+    monitors.close()
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "entropi so far; nearest is entropy;" in first and "cannot stop the run" in first
+    assert "lr so far; nearest is lr/user, lr/agent;" in second and "cannot warn" in second
+    assert "eval_scor so far; nearest is eval_score;" in third
+
+
+def test_a_rule_that_read_no_step_is_told_when_the_run_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No evaluation came and no observer gave a number. What was read before a resume is known,
+    and a start that takes no step tells nothing."""
+    rules = ["stop if eval_score < 1", "warn if observed/lost > 2", "warn if score < 0.1"]
+    run, resumed, finished_before = (Monitors(rules, rank=0) for _ in range(3))
+    run.check(1, HEALTHY | {"eval_score": 2.0})
+    resumed.restore(json.loads(json.dumps(run.state())))
+    resumed.check(2, HEALTHY)
+    assert not capsys.readouterr().err
+    resumed.close()
+    finished_before.close()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "'warn if observed/lost > 2'" in said and "no metric is called observed/lost" in said
+
+
+def test_a_metric_of_a_policy_that_rests_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """As one of a policy whose groups all had zero variance."""
+    monitors = Monitors(["warn if entropy/agent < 0.1", "stop if lrr/agent < 1"], rank=0)
+    user = HEALTHY | {"entropy/user": 1.0, "num_trained_tokens/user": 9.0}
+    monitors.check(1, user | {"num_trained_tokens/agent": 0.0})
+    assert not capsys.readouterr().err
+    monitors.check(2, user | {"num_trained_tokens/agent": 9.0, "entropy/agent": 1.0})
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "no metric is called lrr/agent so far" in said
 
 
 def test_an_observers_metric_is_missed_once_observers_have_given_numbers_or_none_did_for_long(

@@ -274,6 +274,19 @@ TRAIN: list[Row] = [
         (f"game.name={KUHN}", "game.options=null", "monitors=[back to best if score falls 0.1]"),
         "monitors: in a zero-sum game…by observed/exploitability…got 'back to best if score falls",
     ),
+    ("monitors=[stop if entropy/usr < 1]", "monitors: entropy/usr must be entropy, got 'stop if"),
+    (
+        (TWO.replace("policies: ", "policies="), "monitors=[stop if entropy < 1 over 2]"),
+        "monitors: entropy must be entropy/left or entropy/right, got 'stop if entropy < 1 over 2'",
+    ),
+    (
+        ("eval.every=0", "monitors=[warn if score falls 1 while eval_score rises]"),
+        "monitors: eval_score must be left out where eval.every is 0, got 'warn if score falls",
+    ),
+    (
+        ("observers=[console]", "monitors=[warn if observed/x > 1]"),
+        "monitors: observed/x must be left out where no observer gives numbers, as ['console']",
+    ),
     ("--config run.yaml --dry-run --gpu nan", "--gpu must be"),
     ("engine.exact=true", "engine.exact must be false with engine.kind hf, got true"),
     ("engine.kind=sglan", "nearest is sglang"),

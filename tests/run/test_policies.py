@@ -25,6 +25,7 @@ from selfplay.learner.method import methods_of_games
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step
 from selfplay.policies.seats import games_beside
+from selfplay.preflight.run import OF_UPDATE
 from selfplay.rollout.episode import GameSetup
 from selfplay.weight_sync.offload import HostStore
 from selfplay.weight_sync.supervised import SupervisedPolicy
@@ -38,6 +39,7 @@ from tests.helpers.tiny_run import (
     assert_same_run,
     begin_warm,
     go_on_from,
+    metrics_of,
     run_tiny,
     same_weights,
     weights_of,
@@ -69,6 +71,12 @@ def test_one_policy_that_is_named_has_the_bits_of_none(tmp_path: Path) -> None:
         folder.parent.mkdir()
         train(folder, "steps=2", EMA, *words)
     assert same_weights(none / "final", named / "final" / "all")
+
+
+def test_what_a_monitor_must_name_with_its_policy_each_line_has_of_each_policy_alone() -> None:
+    line = metrics_of(trained())[0]
+    assert all(f"{name}/{policy}" in line for name in OF_UPDATE for policy in NAMES)
+    assert not line.keys() & {*OF_UPDATE}
 
 
 def test_each_policy_trains_on_its_own_seats_and_at_its_own_rate_and_old_weights_end_the_run(
