@@ -24,10 +24,12 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13532, "a monitor whose metric never comes is told"),
-    "selfplay": Limit(24315, "a monitor whose metric never comes is told"),
+    "selfplay": Limit(
+        24382, "a role's published card held the other role's and other steps' scores"
+    ),
     "extras": Limit(2779, "no draw for weights on the meta device"),
     "dialop": Limit(7954, "an ended run's line is true before its first save"),
-    "tests": Limit(35463, "a monitor whose metric never comes is told"),
+    "tests": Limit(35533, "a role's published card held the other role's and other steps' scores"),
     "bench": Limit(3591, "an ended run's line is true before its first save"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -45,7 +47,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.805  # a function: the least
+DOCSTRING_LINES = 2.806  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -39,7 +39,7 @@ from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
-from selfplay.partners.checkpoints import Source, print_code
+from selfplay.partners.checkpoints import Source, print_code, steps_of
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.command_line import Parser
 from selfplay.preflight.run import check_folder, check_machine, read_rendering
@@ -311,9 +311,13 @@ def _facts_of(
 ) -> dict[str, Any]:
     """The facts above the report's tables."""
     weights = {name: str(source.weights) for source, name in matches.sources.items()}
+    first = matches.players[0].source
+    in_run = first is not None and first.hub is None and first.settings is not None
+    step = steps_of(first.home, first.weights) if first and in_run else -1
     own = {
         "checkpoint": str(plan.runs[0]) if plan.runs else None,
         "weights": weights.get("", weights),
+        "step": step if step >= 0 else None,
         "partner": matches.matches[0].other.spec.text,
     }
     facts = {

@@ -187,13 +187,19 @@ def _only(checkpoint: Path, *, what: str) -> Source:
 
 def _settings(run: Path, weights: Path) -> Path:
     """The settings of a run saved with the code that trained these weights of the run."""
-    parts = weights.relative_to(run).parts
-    saved = [part for part in parts if part[:5] == "step_" and part[5:].isdecimal()]
-    step = int(saved[-1][5:]) if saved else step_of(weights)
+    parts, step = weights.relative_to(run).parts, steps_of(run, weights)
     earlier = earlier_code(run / CODE)
     steps = [each for each in earlier if "warm_start" in parts or 0 <= step <= each]
     code = earlier[min(steps)] if steps else run
     return code / "config.yaml"
+
+
+def steps_of(run: Path, weights: Path) -> int:
+    """The number of self-play steps that trained these weights of the run: a checkpoint's folder
+    has it in its name, a final export in a file; -1 if neither has it."""
+    parts = weights.relative_to(run).parts
+    saved = [part for part in parts if part[:5] == "step_" and part[5:].isdecimal()]
+    return int(saved[-1][5:]) if saved else step_of(weights)
 
 
 def _published(folder: Path) -> Path | None:

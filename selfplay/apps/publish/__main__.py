@@ -128,13 +128,18 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
     code = (run / "code.txt").read_text(encoding="utf-8", errors="backslashreplace").strip()
     if "started " not in code:
         raise ValueError(f"{run / 'code.txt'} must say when the run started, got {code[:80]!r}")
+    results = read_results(source)
+    if results.left_out:
+        others = ", ".join(results.left_out)
+        print(f"not in the card, because of another policy or step: {others}", flush=True)
     text = card(
         name,
         public,
-        read_results(run),
+        results,
         code=code[code.rindex("started ") :],
         step=step_of(weights),
         served=served_by(weights),
+        policy=source.policy,
         mates=[name for name in every if name != source.policy],
     )
     with atomic_folder(out) as new:

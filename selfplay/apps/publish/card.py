@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dialop.shown import escaped, fenced
+from selfplay.checkpoint import home_of, step_of
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
@@ -37,7 +39,8 @@ from selfplay.evaluation.tables import (
 from selfplay.metrics.records import game_text
 from selfplay.metrics.step_log import plain_json
 from selfplay.model.hub import is_hub_name
-from selfplay.rollout.seat_rules import chosen_seats
+from selfplay.partners.checkpoints import Source
+from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 
 Rows = Mapping[str, Row]
 _MALFORMED = (
@@ -59,21 +62,47 @@ _ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
 @dataclass(frozen=True, slots=True)
 class Results:
     """The results in a run folder: rows of held-out games before and after self-play, and the
-    evaluations that `eval.py` wrote into it."""
+    evaluations that `eval.py` wrote into it. `left_out` are the folders of those of other policies
+    and of other steps."""
 
     before: Rows
     after: Rows
     evaluations: Sequence[Mapping[str, Any]]
+    left_out: Sequence[str] = ()
 
 
-def read_results(run: Path) -> Results:
-    """Read the run's result files. Raises SettingsError for a file that cannot be read."""
+def read_results(source: Source) -> Results:
+    """Read the result files of a finished run about this policy of it, or about the cast that it is
+    of. Raises SettingsError for a file that cannot be read."""
+    run, step = source.home, step_of(source.weights)
     before = run / "held_out_before.json"
-    pages = sorted(run.glob("eval_*/evaluation.json"))
+    paths = sorted(run.glob("eval_*/evaluation.json"))
+    pages = {path.parent.name: _read(path, ("games", "num_games", "rows")) for path in paths}
+    own = [name for name, page in pages.items() if _is_of(page, source.policy, step)]
     return Results(
         before=_read(before, _POLICY) if before.exists() else {},
         after=_read(run / "held_out_after.json", _POLICY),
-        evaluations=[_read(path, ("games", "num_games", "rows")) for path in pages],
+        evaluations=[pages[name] for name in own],
+        left_out=[name for name in pages if name not in own],
+    )
+
+
+def _is_of(page: Mapping[str, Any], policy: str, step: int) -> bool:
+    """Whether an evaluation is of the policy ("" for a run's only one), or of the cast with it,
+    after `step` steps: its weights are the final export or the checkpoint of that step. An export
+    of a run that went on has another step; evaluations before 2026-11-30 do not record it. An old
+    one that names no weights is of a run's only policy."""
+    if (weights := page.get("weights")) is None:
+        return not policy and "players" not in page
+    named = weights if isinstance(weights, Mapping) else {policy: weights}
+    checkpoint = Path(f"checkpoints/step_{step:06d}")
+    return policy in named and all(
+        page.get("step", step) == step
+        and any(
+            Path(str(path)).match(str(place))
+            for place in (Path("final") / name, home_of(checkpoint, name) / "hf")
+        )
+        for name, path in named.items()
     )
 
 
@@ -102,13 +131,14 @@ def card(
     code: str,
     step: int,
     served: Sequence[str] = (),
+    policy: str = "",
     mates: Sequence[str] = (),
 ) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
     `code` is the last paragraph of the run's code.txt, `step` the number of self-play steps,
-    `served` the notes for a server of the policy, `mates` the names of the other policies that
-    learned in the run.
+    `served` the notes for a server of the policy, `policy` its name in a run with several and
+    `mates` the names of the others.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -118,14 +148,15 @@ def card(
     start = "random weights" if base is None else escaped(Path(base).name)
     if _on_hub(base):
         start = f"[{base}](https://huggingface.co/{base})"
+    cast = "cast, " if mates else ""
     rows = {
-        f"{row}, {stage}": of
+        f"{cast}{row}, {stage}": of
         for stage, rows in (("before self-play", results.before), ("after", results.after))
         for row, of in rows.items()
         if not row.startswith(SCRIPT)
     } | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
     written = ModelCard.from_template(
-        _front_matter(name, config.game, base, sampled),
+        _front_matter(name, config.game, base, sampled, whose=" of the cast" if mates else ""),
         template_path=str(Path(__file__).with_name("card.md.j2")),
         name=name,
         title=name.split("/")[1],
@@ -135,6 +166,7 @@ def card(
         step=step,
         served=[escaped(line) for line in served],
         mates=" and ".join(map(escaped, mates)),
+        partner=_partner_for(config) if mates else "",
         config=config,
         held_out=f"{len(sampled.scores)} {_held_out(config.data.test)}",
         score=score_meaning(columns_of([sampled.measures])),
@@ -142,12 +174,8 @@ def card(
         view=VIEW_EFFECT if sampled.view else "",
         scores=_table(rows),
         evaluations=[
-            (
-                f"{page['num_games']} games of {escaped(Path(str(page['games'])).name)}, by "
-                f"`eval.py`{_question(page)}",
-                _table(page["rows"]),
-            )
-            for page in results.evaluations
+            (heading, _table(page["rows"]))
+            for heading, page in _headed(results.evaluations, config, policy, step)
         ],
         settings=fenced("\n".join(settings) or "nothing"),
         code=fenced(public_code(code)),
@@ -159,6 +187,54 @@ def card(
 def _example(record: Mapping[str, Any]) -> str:
     seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
     return fenced(game_text({**record, "seats": seats}))
+
+
+def _headed(
+    pages: Sequence[Mapping[str, Any]], config: Config, policy: str, step: int
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each evaluation under a heading of its own: its games, who played in which seats after how
+    many steps, and how it differs from the run's settings."""
+    seen = Counter[str]()
+    for page in pages:
+        games = f"{page['num_games']} games of {escaped(Path(str(page['games'])).name)}"
+        who = "the cast" if isinstance(page.get("weights"), Mapping) else f"the policy {policy}"
+        after = f" of step {step}" if "weights" in page and step >= 0 else ""
+        heading = f"{games}, by `eval.py`: {escaped(who.strip())}{after}{_seats(page, config.game)}"
+        used = page.get("temperatures", usual := [config.rollout.temperature])
+        heading += _question(page)
+        heading += f", at temperature {', '.join(f'{t:g}' for t in used)}" if used != usual else ""
+        seen[heading] += 1
+        yield heading + (f" ({seen[heading]})" if seen[heading] > 1 else ""), page
+
+
+def _seats(page: Mapping[str, Any], game: GameConfig) -> str:
+    """The seats of the policy in the games that its rows keep, as " in seat 0 (user), 1 (user)",
+    " in all seats", or ", the seats in turn" if it changes seats from game to game; "" without
+    games. Seats have no names if the game's code is not imported here."""
+    rows = [row for name, row in page["rows"].items() if name.startswith("policy")]
+    games = [each for row in rows for each in (*row.games, *row.examples.values())]
+    seatings = {
+        tuple(s for s, seat in enumerate(game["seats"]) if seat["player"] == "policy")
+        for game in games
+    }
+    if len(seatings) != 1:
+        return ", the seats in turn" if seatings else ""
+    (own,) = seatings
+    if len(own) == len(games[0]["seats"]):
+        return " in all seats"
+    called = game.kit.ROLES if game.is_imported else ()
+    return " in seat " + ", ".join(f"{s} ({escaped(called[s])})" if called else str(s) for s in own)
+
+
+def _partner_for(config: Config) -> str:
+    """A script that can play the first seat that one of several policies lacks, best a baseline: a
+    policy of one role alone has no partner to play with by default. Of a game that is not imported
+    the scripts are unknown."""
+    if not config.game.is_imported:
+        return "scripted:NAME"
+    kit, (seat, *_) = config.game.kit, partner_seats(config.game, config.rollout)
+    able = (name for name in (*kit.BASELINES, *kit.SCRIPT_NAMES) if kit.seated(name)[seat] == name)
+    return f"{SCRIPT}{next(able, 'NAME')}"
 
 
 def _question(page: Mapping[str, Any]) -> str:
@@ -219,8 +295,10 @@ def without_paths(text: str) -> str:
     return _FOLDERS.sub("", _ADDRESS.sub(r"\1an-endpoint", text))
 
 
-def _front_matter(name: str, game: GameConfig, base: str | None, sampled: Row) -> ModelCardData:
-    """The metadata for the hub's index."""
+def _front_matter(
+    name: str, game: GameConfig, base: str | None, sampled: Row, *, whose: str
+) -> ModelCardData:
+    """The metadata for the hub's index. `whose` says that the score is not the policy's alone."""
     mean, low, high = sampled.interval
     return ModelCardData(
         model_name=name.split("/")[1],
@@ -234,7 +312,7 @@ def _front_matter(name: str, game: GameConfig, base: str | None, sampled: Row) -
                 dataset_type=game.name,
                 dataset_name=f"{len(sampled.scores)} held-out games of {game.name}",
                 metric_type="score",
-                metric_name=f"mean score, 95 % interval [{low:.3f}, {high:.3f}]",
+                metric_name=f"mean score{whose}, 95 % interval [{low:.3f}, {high:.3f}]",
                 metric_value=round(mean, 4),
             )
         ],

@@ -126,9 +126,94 @@ def test_each_of_several_policies_is_published_with_its_role(
         source = find_source(folder)
         assert (source.weights, source.settings) == (folder, folder / "selfplay.yaml")
     assert "One policy for the seat of the user of" in said["travellers"]
-    assert "(policy agent); the scores below are of all together" in said["travellers"]
+    assert "(policy agent). In the scores below the *cast* is all" in said["travellers"]
+    assert "| cast, sampled, after " in said["travellers"]
+    assert "mean score of the cast, 95 %" in said["travellers"]
+    assert " --out me/travellers --partner scripted:honest\n" in said["travellers"]
     assert "One policy for the seat of the agent of" in said["agent"]
     assert "(policy travellers)" in said["agent"]
+
+
+PLACES = {
+    **{f"{name} at the end": f"/x/a_run/final/{name}" for name in ("user", "agent")},
+    "user at step 7": "a_run/checkpoints/step_000007/policies/user/hf",
+    "user at step 3": "a_run/checkpoints/step_000003/policies/user/hf",
+    "start": "a_run/warm_start",
+    "only policy": "a_run/final",
+    "only policy at step 3": "a_run/checkpoints/step_000003/hf",
+}
+
+
+SEES = {"system": "", "user": ""}
+
+
+def judged(run: Path, name: str, weights: Any, *policy_seats: str, **facts: Any) -> None:
+    """An evaluation that the run holds, with the policy in each of these seatings, as "0 2"."""
+    games = [
+        {
+            **record(),
+            "seats": [{"player": "policy" if str(s) in own else "x"} | SEES for s in (0, 1, 2)],
+        }
+        for own in policy_seats
+    ]
+    rows = {"policy": {**row(0.5), "games": games, "examples": {}}}
+    page = {"games": "generated", "num_games": 4, "rows": rows, "weights": weights, **facts}
+    (run / f"eval_{name}").mkdir()
+    (run / f"eval_{name}" / "evaluation.json").write_text(json.dumps(page))
+
+
+def headings(folder: Path) -> list[str]:
+    lines = (folder / "README.md").read_text().splitlines()
+    return [line.partition("`eval.py`")[2] for line in lines if "by `eval.py`" in line]
+
+
+def test_a_card_has_only_evaluations_of_what_is_published(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of seven steps: the own policy and the cast after as many, each told apart from the others by
+    who sat where; another role, step or length of the run is left out, and a file without names."""
+    (run / "final").rename(run / "one")
+    for name in ("user", "agent"):
+        shutil.copytree(run / "one", run / "final" / name)
+    text = "game: {name: mediation}\nmodel: {path: x}\npolicies: {user: {}, agent: {}}\n"
+    (run / "config.yaml").write_text(text)
+    cast = {name: PLACES[f"{name} at the end"] for name in ("user", "agent")}
+    judged(run, "a", cast, "012", step=7)
+    judged(run, "b", cast, "0", "1", "2", partner="checkpoint:runs/b")
+    judged(run, "c", PLACES["user at the end"], "01", partner="checkpoint:/jane/b/final/agent")
+    judged(run, "d", PLACES["user at the end"], "01", partner="checkpoint:/joe/c/final/agent")
+    judged(run, "e", PLACES["user at step 7"], "012", temperatures=[0.0])
+    judged(run, "f", PLACES["user at step 7"], "012")
+    for name in ("agent at the end", "user at step 3", "start"):
+        judged(run, name.replace(" ", "_"), PLACES[name], "012")
+    judged(run, "shorter", cast, "012", step=5)
+    judged(run, "mixed", cast | {"agent": "a_run/checkpoints/step_000003/policies/agent/hf"}, "012")
+    assert publish.main([str(run / "final/user"), "me/user"]) == 0
+    at_the_end = ": the policy user of step 7 in "
+    with_agent = f"{at_the_end}seat 0 (user), 1 (user), with checkpoint:agent"
+    assert headings(run / "hub/user") == [
+        ": the cast of step 7 in all seats",
+        ": the cast of step 7, the seats in turn, with checkpoint:runs/b",
+        *(with_agent, f"{with_agent} (2)"),
+        *(f"{at_the_end}all seats, at temperature 0", f"{at_the_end}all seats"),
+    ]
+    left_out = {path.name for path in run.glob("eval_*")} - {f"eval_{name}" for name in "abcdef"}
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "not in the card" in each]
+    assert {*line.partition(": ")[2].split(", ")} == left_out
+    assert publish.main([str(run / "final/agent"), "me/agent"]) == 0
+    of_the_cast = {*headings(run / "hub/user")[:2]}
+    assert {*headings(run / "hub/agent")} == {
+        *(": the policy agent of step 7 in all seats", *of_the_cast)
+    }
+
+
+def test_the_only_policy_of_a_run_has_no_evaluation_of_another_step(run: Path) -> None:
+    judged(run, "end", PLACES["only policy"], "012", step=7)
+    for name in ("only policy at step 3", "start"):
+        judged(run, name.replace(" ", "_"), PLACES[name], "012")
+    judged(run, "shorter", PLACES["only policy"], "012", step=5)
+    assert publish.main([str(run), "me/pair"]) == 0
+    assert headings(run / "hub") == [": the policy of step 7 in all seats", ": the policy"]
 
 
 @pytest.mark.parametrize(
