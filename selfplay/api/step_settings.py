@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from numbers import Real
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dialop.kit import Kit
-from dialop.specs import nearest
+from dialop.specs import closest
 from selfplay.config import Config
+from selfplay.config.features import section_class
 from selfplay.config.load import load, override_words
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream, made_instances
@@ -37,18 +37,25 @@ def step_parts(run: Run, folder: Path, overrides: Mapping[str, Any], step: int) 
 
     Raises SettingsError for settings that a step cannot change.
     """
-    words = override_words(overrides)
-    for given_key in overrides:
-        key = re.sub(r"^policies\.\w+\.", "", given_key)
-        if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
+    words, valid = override_words(overrides), _keys(run.config.policies)
+    for key in overrides:
+        if not any(key == name or key.startswith(f"{name}.") for name in valid):
+            known = ", ".join(name for name in valid if not name.startswith("policies."))
+            if run.config.policies:
+                known += ", policies.NAME.partners, .optim.lr and the same of .algorithm"
+            same = [name for name in valid if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            near = closest(key, same or valid) or next(iter(same), "")
             raise SettingsError(
-                f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {given_key}"
-                f"{nearest(key, OF_A_STEP)}"
+                f"a step's overrides must be among {known}, got {key}"
+                f"{near and f'; nearest is {near}'}"
             )
     given = load(Config, folder / "config.yaml", words)
     stream = _stream(run, given, step)
     check_players(given)
-    policies = [_changed(each, given.of_policy(each.name)) for each in run.policies]
+    policies = []
+    for each in run.policies:
+        with section_class("policies").naming(given, each.name):
+            policies.append(_changed(each, given.of_policy(each.name)))
     config = policies[0].config
     if given.policies:
         config = replace(run.config, rollout=given.rollout, reward=given.reward)
@@ -68,6 +75,19 @@ def step_parts(run: Run, folder: Path, overrides: Mapping[str, Any], step: int) 
     finally:
         for each in run.policies:
             each.opponents.config = each.config
+
+
+def _keys(policies: Iterable[str]) -> list[str]:
+    """The keys that a step of a run with these policies may change.
+
+    A key of one of several policies is its partners, which the run does not have, or a number of
+    its update over the run's, as in the settings of a whole run.
+    """
+    if not (names := [*policies]):
+        return [*OF_A_STEP]
+    of_run = [key for key in OF_A_STEP if key != PARTNERS]
+    own = ["partners", *(key for key in of_run if key.startswith(("optim.", "algorithm.")))]
+    return of_run + [f"policies.{name}.{key}" for name in names for key in own]
 
 
 def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

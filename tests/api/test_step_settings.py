@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import selfplay
 from selfplay.api.step_settings import read_in_play
 from selfplay.checkpoint import checkpoints, state_of
 from selfplay.config import load_config
 from selfplay.errors import SettingsError
+from tests.helpers.casts import PAIR
 from tests.helpers.tiny_run import (
     assert_same_run,
     begin_halfway,
@@ -122,6 +124,33 @@ def test_what_a_step_cannot_change_is_refused_in_one_line(tmp_path: Path) -> Non
             assert "\n" not in str(said.value)
         run.step()
     assert metrics_of(tmp_path / "run")[0]["step"] == 1
+
+
+OF_SEVERAL = {
+    "rollout.partners": (
+        ["self"],
+        "policies.NAME.partners, .*; nearest is policies.other.partners$",
+    ),
+    "policies.othr.optim.lr": (1.0, "; nearest is policies.other.optim.lr$"),
+    "policies.other.partners": (["pool"], "^policies.other.partners of a step must be self, scrip"),
+    "lr": (1.0, "; nearest is optim.lr$"),
+}
+
+
+def test_a_step_of_several_policies_changes_one_of_them(tmp_path: Path) -> None:
+    """Its rate and who plays its seat; what is refused names the key that a step may change."""
+    policies = yaml.safe_load(PAIR.partition("=")[2])
+    alone = {"policies": policies, "rollout.partners": ["self"], "rollout.opponents": "shares"}
+    with begun(tmp_path / "run", steps=1, **alone) as run:
+        for key, (value, line) in OF_SEVERAL.items():
+            with pytest.raises(SettingsError, match=line):
+                run.step({key: value})
+        step = run.step(
+            {"policies.other.partners": ["self", "scripted:solo"], "policies.one.optim.lr": 2e-5}
+        )
+    assert {each.players for each in step.episodes} >= {("policy", "scripted:solo")}
+    assert step.metrics["lr/one"] == step.metrics["policies.one.optim.lr"] == 2e-5
+    assert step.metrics["lr/other"] == policies["other"]["optim"]["lr"]
 
 
 @pytest.mark.parametrize(
