@@ -37,7 +37,7 @@ STEP: dict[str, Any] = {
     "device": "cpu",
     "model.scratch.layers": 1,
     "warm_start.num_games": 160,
-    "warm_start.epochs": 4,
+    "warm_start.epochs": 2,
     "rollout.instances": 4,
     "rollout.group_size": 8,
     "eval.every": 0,

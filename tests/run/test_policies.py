@@ -37,6 +37,7 @@ from tests.helpers.tiny_run import (
     LORA,
     RUN_GAP,
     assert_same_run,
+    begin_halfway,
     begin_warm,
     go_on_from,
     metrics_of,
@@ -203,8 +204,9 @@ def test_a_policy_that_fails_after_anothers_update_leaves_no_half_step(tmp_path:
     unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
     for folder in (unbroken, broken):
         folder.parent.mkdir()
-        begin_warm(folder)
+    begin_warm(unbroken)
     assert run_tiny(unbroken, *words) == 0
+    begin_halfway(unbroken, broken)  # before its second step
     (tmp_path / "fails").touch()
     assert run_tiny(broken, *words) != 0
     assert [each.name for each in checkpoints(broken)] == ["step_000001"]
