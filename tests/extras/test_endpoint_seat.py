@@ -1,6 +1,8 @@
 """A seat behind an endpoint: another program plays, and the tokens are those that the engine
 sampled."""
 
+from __future__ import annotations
+
 import io
 import json
 import os
@@ -14,11 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from openai import APITimeoutError, BadRequestError, NotFoundError, OpenAI
 
 from dialop.matching.game import MatchingGame
 from selfplay.apps.play.__main__ import main as play_command
@@ -39,8 +40,11 @@ from tests.helpers.scripted_engine import StreamEngine, WaveEngine
 from tests.helpers.small_games import GAMES, LIMITS, MESSAGE, SAMPLING, prepared, tokens
 from tests.helpers.tiny_run import finished, metrics_of, run_tiny, run_warm
 
+if TYPE_CHECKING:
+    from openai import OpenAI  # for 0.6 s, which only the process that runs this file needs
+
 KEY = "the-runs-key"
-Play = Callable[[OpenAI, dict[str, Any]], Any]
+Play = Callable[["OpenAI", dict[str, Any]], Any]
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -56,12 +60,14 @@ class Program:
     errors: list[Exception] = field(default_factory=list)
 
     def work(self) -> None:
+        import openai
+
         with httpx.Client(timeout=30) as http:
             while True:
                 if (got := http.get(f"{self.url}/turn", headers=bearer(KEY))).status_code == 204:
                     continue
                 turn = got.json()
-                client = OpenAI(
+                client = openai.OpenAI(
                     base_url=self.url, api_key=turn["key"], max_retries=0, http_client=http
                 )
                 try:
@@ -166,10 +172,12 @@ def test_so_it_does_with_every_chat_template(play: Any, name: str) -> None:
 def test_a_limit_of_the_game_ends_it_as_for_the_built_in_player(
     play: Any, rendering: Rendering
 ) -> None:
+    import openai
+
     def patient(client: OpenAI, turn: dict[str, Any]) -> Any:
         try:
             return forward(client, turn)
-        except BadRequestError as error:
+        except openai.BadRequestError as error:
             assert error.code == "context_length_exceeded"
             return None
 
@@ -188,6 +196,7 @@ def test_a_limit_of_the_game_ends_it_as_for_the_built_in_player(
 
 def test_calls_without_end_use_up_the_seats_tokens(play: Any, rendering: Rendering) -> None:
     """Each is short, a chat of its own; all that they sample in one turn is limited."""
+    import openai
 
     class Chatty(WaveEngine):
         def answer(self, request: Request) -> Completion:
@@ -195,7 +204,7 @@ def test_calls_without_end_use_up_the_seats_tokens(play: Any, rendering: Renderi
             return super().answer(request)
 
     def calls(client: OpenAI, turn: dict[str, Any]) -> Any:
-        with pytest.raises(BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             while True:
                 forward(client, {"messages": [said("again")]})
                 asked.append(True)
@@ -209,10 +218,11 @@ def test_calls_without_end_use_up_the_seats_tokens(play: Any, rendering: Renderi
 
 def test_each_seats_policy_answers_by_its_name(program: Program, rendering: Rendering) -> None:
     """With several policies a turn names its seat's, and its key does not reach the other."""
+    import openai
 
     def named(client: OpenAI, turn: dict[str, Any]) -> Any:
         ours, other = turn["model"], {"left": "right", "right": "left"}[turn["model"]]
-        with pytest.raises(NotFoundError, match=f"model must be '{ours}', got '{other}'"):
+        with pytest.raises(openai.NotFoundError, match=f"model must be '{ours}', got '{other}'"):
             client.chat.completions.create(model=other, messages=turn["messages"])
         answer = client.chat.completions.create(model=ours, messages=turn["messages"])
         return answer.choices[0].message.content
@@ -518,6 +528,8 @@ def test_a_program_that_gives_up_or_is_silent_aborts_its_game_alone(
 
 def test_an_answer_that_was_lost_is_given_again(play: Any, rendering: Rendering) -> None:
     """A client that closes its connection and repeats the call gets the same answer: one turn."""
+    import openai
+
     slow = threading.Event()
 
     class Slow(WaveEngine):
@@ -527,7 +539,7 @@ def test_an_answer_that_was_lost_is_given_again(play: Any, rendering: Rendering)
 
     def impatient(client: OpenAI, turn: dict[str, Any]) -> Any:
         if not slow.is_set():
-            with pytest.raises(APITimeoutError):
+            with pytest.raises(openai.APITimeoutError):
                 forward(client.with_options(timeout=0.3), turn)
             threading.Timer(0.2, slow.set).start()
         return forward(client, turn)

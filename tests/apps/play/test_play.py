@@ -112,8 +112,19 @@ class Running:
     def close(self) -> None:
         self.table.close()
         self.client.close()
-        self.server.should_exit = True
-        for thread in (self.thread, self.serving):
+        self.server.should_exit = True  # it looks ten times a second
+        CLOSED.append(self)
+
+
+CLOSED: list[Running] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended() -> Iterator[None]:
+    """All games and servers end, beside the tests that follow."""
+    yield
+    for game in CLOSED:
+        for thread in (game.thread, game.serving):
             thread.join(WAIT_S)
             assert not thread.is_alive()
 
