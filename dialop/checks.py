@@ -178,7 +178,7 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
             refusal = f"was refused: {step.error[:200]}"
             last_refused = f"{text[:80]!r} of {spec} in seat {seat}: {step.error[:200]}"
         last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
-    shown = {} if last_refused else _shows(game)
+    shown = {} if last_refused else copy.deepcopy(_shows(game))
     return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
 
@@ -253,7 +253,7 @@ def _clone(case: Case) -> Iterator[str]:
         yield from _beside(case, played)
     for game, played, number in case.positions():
         seat, text = played.moves[number]
-        state, shown, twin = game.state(), _shows(game), game.clone()
+        state, shown, twin = game.state(), copy.deepcopy(_shows(game)), game.clone()
         if type(twin) is not type(game) or twin.state() != state:
             yield f"a clone before move {number} differs from its game"
         if what := _changed(shown, twin):
@@ -275,7 +275,7 @@ def _clone(case: Case) -> Iterator[str]:
 def _beside(case: Case, played: Played) -> Iterator[str]:
     """The problems of two new games of the same instance, played one after the other."""
     one, two = case.new(played), case.new(played)
-    start = _shows(one)
+    start = copy.deepcopy(_shows(one))
     for move in played.moves:
         two.step(*move)
     shared = "(state that all games share, such as a list of the class?)"
@@ -293,11 +293,12 @@ def _shows(game: Game) -> dict[str, Any]:
     shown = {f"view({seat})": game.view(seat) for seat in range(game.num_seats)}
     with suppress(Exception):  # the check of the outcome reports it
         shown["outcome()"] = game.outcome()
-    return copy.deepcopy(shown)
+    return shown
 
 
 def _changed(before: dict[str, Any], game: Game) -> str:
-    """The first part of `before` (made by `_shows`) that the game now shows differently, or ""."""
+    """The first part of `before`, a copy of what `_shows` gave, that the game shows otherwise now,
+    or ""."""
     now = _shows(game) if before else {}
     for name, old in before.items():
         new: Any = now.get(name)
@@ -314,12 +315,11 @@ def _changed(before: dict[str, Any], game: Game) -> str:
 def _same(old: Any, new: Any) -> bool:
     """Whether two values are equal. Arrays and values with NaN are compared by their texts; a value
     that does not equal its own copy never differs."""
-    alike = repr(old) == repr(new)
     try:
         equal = bool(old == new) or not bool(copy.deepcopy(new) == new)
-        return equal or (alike and "nan" in repr(new))
+        return equal or ("nan" in repr(new) and repr(old) == repr(new))
     except (ValueError, RuntimeError):  # `==` of arrays has no truth value
-        return alike
+        return repr(old) == repr(new)
 
 
 def _refusals(case: Case) -> Iterator[str]:

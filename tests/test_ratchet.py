@@ -28,9 +28,9 @@ WEIGHT = {
     "extras": Limit(
         2781, "fast set: the module path, one composition of each YAML text, fewer waits"
     ),
-    "dialop": Limit(7954, "an ended run's line is true before its first save"),
+    "dialop": Limit(7953, "an ended run's line is true before its first save"),
     "tests": Limit(
-        35572, "fast set: the module path, one composition of each YAML text, fewer waits"
+        35576, "fast set: the module path, one composition of each YAML text, fewer waits"
     ),
     "bench": Limit(3591, "an ended run's line is true before its first save"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
@@ -49,7 +49,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.806  # a function: the least
+DOCSTRING_LINES = 2.807  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 
