@@ -374,7 +374,10 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
     for what, name in names.items():  # in lists and mappings, and of several policies
         key, _, value = what.partition(" ")
         put_name(there, key, copies.get(f"{key} {name}", name), value)
-    return lines + difference(there, config), names
+    lines += difference(there, config)
+    if any(line.startswith("policies:") for line in lines):  # whose roles are the trained ones
+        lines = [line for line in lines if not line.startswith("rollout.policy_seats:")]
+    return lines, names
 
 
 def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[str, str]:

@@ -78,7 +78,10 @@ class Policies(dict[str, PolicyConfig]):
         of_run = {key for kind, _ in context["declared"][:1] for key in kind.__pydantic_fields__}
         for name, of in given.items():
             if not NAME.match(name):
-                raise ValueError(f"{HOME} must have names of letters, digits and _, got {name!r}")
+                raise ValueError(
+                    f"{HOME} must have names of letters, digits and _ that begin with a letter, "
+                    f"got {name!r}"
+                )
             context["declared"].append((PolicyConfig, f"{HOME}.{name}"))
             for key in of if isinstance(of, Mapping) else {}:
                 if key in of_run and key not in valid:
@@ -94,10 +97,13 @@ class Policies(dict[str, PolicyConfig]):
                 parse_shares(policy.partners)
             except ValueError as error:
                 raise ValueError(f"{HOME}.{name}.partners: {error}") from None
-            rest = policy.rest
-            if rest and (len(rest) not in (2, 3) or not sum(rest[:2])):
+            if (rest := policy.rest) and not (
+                len(rest) in (2, 3) and rest[0] and sum(rest[2:]) < sum(rest[:2])
+            ):
                 raise ValueError(
-                    f"{HOME}.{name}.rest must be [steps of training, steps of rest], got {[*rest]}"
+                    f"{HOME}.{name}.rest must be [k, r] or [k, r, first], at least 1 step of "
+                    "training, r steps of rest, and the first step's place in these, 0 to k + r - "
+                    f"1, got {[*rest]}"
                 )
         return found
 
@@ -154,11 +160,21 @@ class Policies(dict[str, PolicyConfig]):
         if not config.policies:
             return ("",) * len(roles)
         owners: list[list[str]] = [[] for _ in roles]
-        for name, of in config.policies.items():
+        policies, known = config.policies, ", ".join(dict.fromkeys(roles))
+        stay = ""
+        if 1 < len({*roles}) < len(policies):
+            stay = "; a file's policies stay beside those given, unless policies={} is first"
+        for name, of in policies.items():
             for chosen in of.seats or (name,):
                 seats = [s for s, role in enumerate(roles) if chosen in (s, role)]
+                if not seats and not of.seats:
+                    others = [other for other in policies if other != name]
+                    raise SettingsError(
+                        f"policies.{name} must have the name of a role of {game} ({known}) or "
+                        f"seats of its own, as seats: [0], got a policy {name} beside "
+                        f"{', '.join(others) or 'none'}{nearest(name, roles) or stay}"
+                    )
                 if not seats:
-                    known = ", ".join(dict.fromkeys(roles))
                     raise SettingsError(
                         f"policies.{name}.seats must be roles of {game} ({known}) or numbers of "
                         f"seats below {len(roles)}, as [0], got {chosen}"
@@ -168,9 +184,13 @@ class Policies(dict[str, PolicyConfig]):
                     owners[seat].append(name)
         for seat, (role, names) in enumerate(zip(roles, owners, strict=True)):
             if len(names) != 1:
+                by_role = [name for name in names if role in (policies[name].seats or (name,))]
+                apart = f"; numbers tell seats of one role apart, as seats: [{seat}]"
+                alike = len({*by_role}) > 1 and roles.count(role) > 1
                 raise SettingsError(
                     f"policies must give each seat of {game} to one policy, got "
                     f"{' and '.join(names) or 'none'} for seat {seat} ({role})"
+                    f"{apart if alike else stay}"
                 )
         return tuple(names[0] for names in owners)
 

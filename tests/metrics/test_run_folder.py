@@ -152,13 +152,18 @@ def test_a_policy_of_a_run_may_change_where_it_is_computed_and_nothing_else(
         (["policies.a.rest=[1, 1]"], "policies.a.rest: [] -> [1, 1]; "),
         (["policies.a.model.lora={}"], "policies.a.model.lora: null -> {}; "),
         (["policies.a.partners=[self, pool]"], "policies.a.partners: [self] -> [self, pool]; "),
-        (["policies={c: {seats: []}}"], "policies.c: null -> {"),
+        (["policies={c: {seats: []}}"], "policies: a, b -> a, b, c; "),
     ):
         with pytest.raises(SettingsError) as refusal:
             begin(tmp_path, load(Config, None, [*two, *words]))
         assert f"(saved -> given): {told}" in str(refusal.value)
-    with pytest.raises(SettingsError, match=r"policies\.a: \{.* -> null"):
-        begin(tmp_path, load(Config, None, SCRATCH))
+    mediation = [*SCRATCH, "game.name=mediation", "policies={user: {}, agent: {}}"]
+    begin(tmp_path / "roles", load_config(None, mediation))
+    (tmp_path / "roles/checkpoints").mkdir()
+    with pytest.raises(
+        SettingsError, match=r"given\): policies: user, agent -> none; use the saved"
+    ):
+        begin(tmp_path / "roles", load_config(None, mediation[:-1]))
 
 
 def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:

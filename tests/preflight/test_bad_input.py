@@ -232,7 +232,7 @@ TRAIN: list[Row] = [
     ),
     (
         "policies={left: {seats: [0]}, right: {}}",
-        "policies.right.seats must be roles of matching (player) or numbers…below 2, as [0]",
+        "policies.right must have the name of a role of matching (player) or seats…beside left",
     ),
     (("model.path=two/final/lft", NO_SCRATCH), "nearest is two/final/left"),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
