@@ -264,7 +264,8 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
     methods, engine = (read_value(config, overrides, key) for key in ("methods", "engine.kind"))
     methods = methods if isinstance(methods, dict) else {}
     entries = all_described(Config, methods, [engine] if isinstance(engine, str) else [])
-    sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
+    homes = {entry.name.partition(".")[0] for entry in entries if "." in entry.name}
+    sections = [field.name for field in fields(Config) if field.name in homes]
     if not section:
         common = [entry for entry in entries if entry.name in COMMON]
         return (
@@ -273,12 +274,15 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             "all keys.\n"
         )
     entries += _options(config, overrides)
-    found = entries if section == "all" else chosen(entries, section)
+    each = re.sub(r"^policies\.\w+", "policies.NAME", section)
+    names = (section, each.removeprefix("policies.NAME."), each)  # a policy's section is the run's
+    shown = (chosen(entries, name) for name in names)
+    found = entries if section == "all" else next(filter(None, shown), [])
     if not found:
-        valid = [*sections, "all"]
         raise ValueError(
             f"--help must be followed by a section or all, got {section!r}"
-            f"{nearest(section, valid) or '; sections are ' + ', '.join(sections)}"
+            f"{nearest(section, [*(entry.name for entry in entries), 'all'])}; sections are "
+            f"{', '.join(sections)}"
         )
     return describe(found)
 

@@ -200,6 +200,7 @@ TRAIN: list[Row] = [
     ("--config binary.yaml", "binary.yaml"),
     ("--config base.yaml", "base.yaml:2: base must be a file"),
     ("--help rolout", "nearest is rollout"),
+    ("--help policy", "got 'policy'; nearest is policies; sections are game, …methods, …policies"),
     ("\N{EN DASH}config run.yaml", "nearest is --config"),
     ("--config run.yaml --steps=3", "write steps=3"),
     (f"--config {'x' * 300}", f"{'x' * 300}: cannot be read"),

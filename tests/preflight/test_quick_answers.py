@@ -43,6 +43,8 @@ QUICK = [
     ("train.py --help", 0, "rollout.group_size"),
     ("train.py --help rollout", 0, "rollout.options.siblings"),
     ("train.py --help game --config tiny_planning", 0, "game.options.sites"),
+    ("train.py --help policies.agent", 0, "policies.NAME.rest"),
+    ("train.py --help policies.agent.optim", 0, "optim.schedule"),
     ("train.py --list", 0, "tiny_ppo"),
     ("train.py --version", 0, f"selfplay {__version__}\n"),
     ("train.py --config tiny rollout.group_sise=4", 2, "nearest is rollout.group_size"),
