@@ -162,7 +162,9 @@ def evaluate_plan(plan: EvalPlan) -> Evaluated:
         title = "Cross-play" if matches.rows else f"Evaluation of {plan.runs[0]}"
         matrix = (matches.rows, matches.columns) if matches.rows else None
         facts = _facts_of(plan, matches, found.games, found.code)
-        facts |= _roles_of(rows.values(), matches.config.game)
+        first = matches.players[0]
+        alone = bool(first.source and first.source.policy and not first.cast)
+        facts |= _roles_of(rows.values(), matches.config.game, alone=alone)
         report = Evaluated(title, facts, rows, matrix, roles=matches.roles)
         if found.world.rank == 0:
             try:
@@ -291,9 +293,10 @@ def _find_policies(
     return policies
 
 
-def _roles_of(rows: Iterable[Row], game: GameConfig) -> dict[str, list[str]]:
-    """The player of each role, if the policy plays only some of several roles. A game may replace a
-    script that cannot play the remaining role."""
+def _roles_of(rows: Iterable[Row], game: GameConfig, *, alone: bool) -> dict[str, list[str]]:
+    """The player of each role, if the policy plays only some of several roles, or is one of several
+    policies `alone`, which has not learned all. A game may replace a script that cannot play the
+    remaining role."""
     roles = game.kit.ROLES
     seatings = dict.fromkeys(
         tuple(seat["player"] for seat in played["seats"]) for row in rows for played in row.games
@@ -301,7 +304,7 @@ def _roles_of(rows: Iterable[Row], game: GameConfig) -> dict[str, list[str]]:
     shown = [
         " + ".join(map(" ".join, zip(roles, players, strict=True)))
         for players in seatings
-        if "policy" in players and set(players) != {"policy"}
+        if "policy" in players and (alone or set(players) != {"policy"})
     ]
     return {"roles": shown} if shown and len(set(roles)) > 1 else {}
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from dialop.shown import error_text
 from selfplay.api.step_settings import step_parts
+from selfplay.apps.report.run_files import run_above
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
@@ -32,7 +33,7 @@ from selfplay.evaluation.held_out import held_out, unchanged
 from selfplay.evaluation.rows import named_rows
 from selfplay.metrics.observer import Step
 from selfplay.metrics.step_log import plain_json
-from selfplay.partners.checkpoints import find_policies, find_source
+from selfplay.partners.checkpoints import find_policies, find_source, nearest_beside
 from selfplay.partners.updates import GivenWeights, PartnerUpdates
 from selfplay.preflight.command_line import goes_on
 from selfplay.preflight.run import check_run
@@ -359,11 +360,17 @@ def train(config: Given, overrides: Mapping[str, Any] | None = None, **more: Any
 
 def load_run(folder: str | Path) -> SavedRun:
     """The run in a folder, to read. Raises SettingsError for a folder without a run."""
-    if not isinstance(folder, str | Path) or not (Path(folder) / "config.yaml").is_file():
-        raise SettingsError(f"{folder} must be a run folder with a config.yaml")
+    if not isinstance(folder, str | Path) or not _holds_run(Path(folder)):
+        near = nearest_beside(path := Path(str(folder)), _holds_run) or run_above(path)
+        raise SettingsError(f"{folder} must be a run folder with a config.yaml{near}")
     if (home := copies_of(Path(folder) / "config.yaml")) and (line := changed_originals(home)):
         print(line, flush=True)
     return SavedRun(Path(folder))
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run has saved its settings here, as every start does before anything else."""
+    return (folder / "config.yaml").is_file()
 
 
 @contextmanager

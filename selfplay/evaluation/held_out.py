@@ -254,4 +254,5 @@ def check_fixed_partners(
     for name in settings.partners:
         if name != WARM_START:
             spec = read_spec(name, game, rollout, what="eval.partners")
-            check_spec(spec, game, out=out, what="eval.partners")
+            seats = range(len(game.kit.ROLES))  # all in turn
+            check_spec(spec, game, out=out, what="eval.partners", seats=seats)

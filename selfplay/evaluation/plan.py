@@ -38,6 +38,7 @@ from selfplay.partners.checkpoints import (
     seated,
     seats_of,
     template_of,
+    warn_of_seats,
 )
 from selfplay.partners.specs import read_spec
 from selfplay.rollout.seat_rules import chosen_seats, partner_seats
@@ -353,17 +354,24 @@ def find_partner(
     *,
     played: Path | str,
     overrides: Sequence[str],
+    seats: Sequence[int] = (),
 ) -> Spec:
-    """The partner named by --partner. Raises ValueError for one that cannot play here.
+    """The partner named by --partner. Raises ValueError for one that cannot play here; warns of one
+    of several policies in a seat that it has not learned.
 
-    `played` is where `game` was read from.
+    `played` is where `game` was read from, `seats` are those that the partner plays, by default
+    those that the policy lacks.
     """
     spec = read_spec(partner, game, rollout, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
-        found, seats = find_policies(Path(spec.argument), what=what), partner_seats(game, rollout)
+        found, seats = (
+            find_policies(Path(spec.argument), what=what),
+            seats or partner_seats(game, rollout),
+        )
         for source in seated(found, game.kit.ROLES, what=what, seats=seats).values():
             check_same_game(source, game, what=what, played=played, overrides=overrides)
+        warn_of_seats(found, game.kit.ROLES, seats, what=what)
     if spec.kind == POOL:
         raise ValueError(
             "--partner must name a single policy, got pool; nearest is checkpoint:RUN/policy_pool/"

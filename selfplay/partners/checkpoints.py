@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,28 @@ def seats_of(source: Source, roles: Sequence[str], policy: str) -> list[int]:
         assert source.settings is not None
         own = (_saved(source.settings, "policies")[policy] or {}).get("seats") or [policy]
     return [seat for seat, role in enumerate(roles) if seat in own or role in own]
+
+
+def warn_of_seats(
+    found: Mapping[str, Source], roles: Sequence[str], seats: Iterable[int], *, what: str
+) -> None:
+    """Warn on the first rank if the result of `find_policies` is one of several policies alone that
+    would play some of `seats` of a game with these `roles` without having learned them. It may: a
+    policy in the other role shows what it knows of it. `what` is the key or the argument that
+    names the policy."""
+    source = found.get("")
+    if source is None or not source.policy or os.environ.get("RANK", "0") != "0":
+        return
+    learned = seats_of(source, roles, source.policy)
+    named = {seat: f"{seat} ({role})" for seat, role in enumerate(roles)}
+    if strange := [named[seat] for seat in sorted({*seats} - {*learned})]:
+        print(
+            f"warning: {what}: {source.weights} plays seat {', '.join(strange)}, which it has not "
+            f"learned; its policy {source.policy} learned seat "
+            f"{', '.join(named[seat] for seat in learned)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def find_policies(checkpoint: Path, *, what: str = "RUN") -> dict[str, Source]:
@@ -327,10 +349,14 @@ def _is_model(folder: Path) -> bool:
 
 
 def _runs_in(folder: Path) -> str:
-    """The end of an error message: the first runs in a folder, "" without any."""
-    found = (path.parent for path in folder.glob("*/config.yaml"))
-    runs = sorted(str(run) for run in found if not (run / "evaluation.json").is_file())
-    return f"; there are {', '.join(runs[:4])}" if runs else ""
+    """The end of an error message: the first runs in a folder, or the policies that a run's folder
+    of several holds; "" without any."""
+    found = {path.parent for path in folder.glob("*/config.yaml")}
+    found = {run for run in found if not (run / "evaluation.json").is_file()}
+    if any(map(_names, folder.parents[:4])):
+        found |= {each for each in folder.glob("*") if _is_model(each) or _is_model(each / "hf")}
+    there = sorted(map(str, found))
+    return f"; there are {', '.join(there[:4])}" if there else ""
 
 
 def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> str:
@@ -344,18 +370,23 @@ def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> s
     return f"; nearest is {valid.get(near, near)}{other_form(path.name, near)}"
 
 
-def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> None:
+def check_partners(
+    partners: Sequence[str], game: GameConfig, *, out: str, what: str, seats: Sequence[int]
+) -> None:
     """Raise SettingsError, before anything starts, for a checkpoint that is missing or was trained
-    on another game. The run's own warm start may be missing, because the run creates it."""
+    on another game. The run's own warm start may be missing, because the run creates it. The key
+    `what` names the partners, who play `seats`."""
     for spec, _ in parse_shares(partners):
         if Path(spec.argument) != Path(out) / "warm_start":
-            check_spec(spec, game, out=out, what="rollout.partners")
+            check_spec(spec, game, out=out, what=what, seats=seats)
 
 
-def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
+def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str, seats: Sequence[int]) -> None:
     """Raise SettingsError, naming the key `what`, for a checkpoint that is missing or was trained
-    on another game."""
+    on another game; warn of one that has not learned a seat of `seats`."""
     if spec.kind == CHECKPOINT:
         what = f"{what}: {spec.text}"
-        for source in find_policies(Path(spec.argument), what=what).values():
+        found = find_policies(Path(spec.argument), what=what)
+        for source in found.values():
             check_same_game(source, game, what=what, played=out)
+        warn_of_seats(found, game.kit.ROLES, seats, what=what)

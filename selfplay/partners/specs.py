@@ -30,7 +30,7 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     limited = not set(others) & set(kit.POLICY_SEATS)
     names = ", ".join(f"{seat} ({kit.ROLES[seat]})" for seat in others)
     if spec.kind == SELF or (spec.kind == POOL and limited):
-        such_as = f", {what}=[{able}] the others" if (able := script_for(kit, others)) else ""
+        such_as = f", {what}=[{able}] the others" if (able := _script_for(kit, others)) else ""
         raise SettingsError(
             f"{what} must not be the policy in {game.name} for seat {names}, which it does not "
             f"play, got {text!r}; rollout.policy_seats sets the roles it plays{such_as}"
@@ -38,14 +38,14 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)
         if all(seated[seat] != spec.argument for seat in others):
-            instead = f"; nearest is {able}" if (able := script_for(kit, others)) else ""
+            instead = f"; nearest is {able}" if (able := _script_for(kit, others)) else ""
             raise SettingsError(
                 f"{what}: partner {text!r} cannot play seat {names} of {game.name}{instead}"
             )
     return spec
 
 
-def script_for(kit: Kit, seats: Sequence[int]) -> str:
+def _script_for(kit: Kit, seats: Sequence[int]) -> str:
     """The first scripted player that can play the first of these seats, "" if none can."""
     able = (name for name in kit.SCRIPT_NAMES if kit.seated(name)[seats[0]] == name)
     return next((f"{SCRIPTED}:{name}" for name in able), "")

@@ -51,7 +51,7 @@ from selfplay.preflight.functions import check_functions
 from selfplay.preflight.seats import check_players
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seat_rules import chosen_seats
+from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 from selfplay.rollout.seating import scripted_games
 from selfplay.warm_start.teachers import blind_teachers, check_teachers
 
@@ -106,6 +106,12 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     for name, each in zip(config.policy_names, policies, strict=True):
         with section_class("policies").naming(config, name):
             check_methods(each, ask=False, of_run=config if name else None)
+            own = [seat for seat, owner in enumerate(config.policy_of_seat) if owner == name]
+            what = f"policies.{name}.partners" if name else "rollout.partners"
+            seats = own if name else partner_seats(config.game, config.rollout)
+            check_partners(
+                each.rollout.partners, config.game, out=config.out, what=what, seats=seats
+            )
             renderings.append(_check_policy(each, here=here))
     return renderings[0]
 
@@ -113,7 +119,6 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
 def _check_policy(config: Config, *, here: bool) -> Rendering:
     """The part of `check_run` that each policy has of its own; returns its rendering."""
     check_teachers(config)
-    check_partners(config.rollout.partners, config.game, out=config.out)
     engine_kind(config.engine.kind).check(config.engine, here=False)
     if here:
         check_machine(config.device, config.engine)

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from eval import main as run_eval
+from selfplay.config import load_config
 from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.plan import find_config, find_matches
@@ -18,6 +19,7 @@ from selfplay.evaluation.report import Evaluated, lost_with_strangers, matrix_te
 from selfplay.evaluation.rows import Row
 from selfplay.evaluation.tables import paired_interval
 from selfplay.partners.checkpoints import find_policies, find_source, seated, template_of
+from selfplay.preflight.run import check_run
 from tests.helpers.casts import TWO, casts, trained
 from tests.helpers.run_folders import bare_weights, evaluated
 from tests.helpers.tiny_run import same_weights
@@ -92,6 +94,11 @@ def test_a_policy_alone_is_a_model_folder(runs: Path, tmp_path: Path) -> None:
     config = ["--config", str(runs / "one/config.yaml")]
     inside = policy_of(tmp_path / "inside", str(runs / "a/final/clerk"))
     assert texts(inside) == texts(policy_of(tmp_path / "outside", str(copy), *config))
+
+
+def test_a_policy_alone_in_all_seats_says_so(runs: Path, tmp_path: Path) -> None:
+    policy_of(tmp_path, str(runs / "a/final/clerk"))
+    assert evaluated(tmp_path)["roles"] == ["caller policy + caller policy + clerk policy"]
 
 
 # --- the matrix of roles ------------------------------------------------------------------------
@@ -282,3 +289,57 @@ def test_who_cannot_play_is_refused(saved: Path, words: tuple[str, ...], said: s
         return
     with pytest.raises(ValueError, match=said.format(run=saved)):
         find_matches(plan)
+
+
+LEARNED = {"caller": "0 (caller), 1 (caller)", "clerk": "2 (clerk)"}
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("eval {run}/final/caller --partner {run}/final/clerk", ""),
+        ("eval {run}/final/caller --partner {run}", ""),
+        ("eval {run}/final/caller", ""),
+        ("eval {run}/final/clerk --partner {run}/final/clerk", "--partner: clerk 0 1"),
+        ("eval {run} --partner {run}/final/caller", "--partner: caller 2"),
+        ("train policies.clerk.partners=[self,checkpoint:{run}/final/clerk]", ""),
+        (
+            "train policies.clerk.partners=[self,checkpoint:{run}/final/caller]",
+            "policies.clerk.partners: caller 2",
+        ),
+        ("train eval.partners=[checkpoint:{run}]", ""),
+        ("train eval.partners=[checkpoint:{run}/final/clerk]", "eval.partners: clerk 0 1"),
+        (
+            "train policies={{}} rollout.policy_seats=[clerk] "
+            "rollout.partners=[checkpoint:{run}/final/clerk]",
+            "rollout.partners: clerk 0 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_policy_in_a_seat_that_it_has_not_learned_is_told_before_the_start(
+    rank: str,
+    words: str,
+    warned: str,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line of the first rank: who plays which seats, and which ones it learned."""
+    monkeypatch.setenv("RANK", rank)
+    command, *rest = words.format(run=saved).split()
+    if command == "eval":
+        partner = f"checkpoint:{rest[2]}" if rest[1:] else None
+        find_matches(EvalPlan([Path(rest[0])], partner=partner))
+    else:
+        given = [*rest, "warm_start.teachers=[clerk]", "eval.every=1"]
+        check_run(load_config(saved / "config.yaml", given), here=False)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "learned" in line]
+    assert len(lines) == bool(warned and rank == "0")
+    for line in lines:
+        key, name, *seats = warned.replace(":", "").split()
+        strange = ", ".join(f"{seat} ({ROLES[int(seat)]})" for seat in seats)
+        folder = saved / "final" / name
+        assert line.startswith(f"warning: {key}") and f"checkpoint:{folder}: " in line
+        assert f"{folder} plays seat {strange}, which it has not learned; " in line
+        assert line.endswith(f"its policy {name} learned seat {LEARNED[name]}")

@@ -383,5 +383,6 @@ def test_a_partner_of_another_game_ends_at_once(
     older = dump(config_of()) + "a_key_that_went: 1\n"
     (other / "config.yaml").write_text(older)
     config = config_of(*evaluating, sits, run, "game.options.private_reasoning=true")
-    check_partners(config.rollout.partners, config.game, out=config.out)
+    given = {"out": config.out, "what": "rollout.partners", "seats": [0, 1]}
+    check_partners(config.rollout.partners, config.game, **given)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)

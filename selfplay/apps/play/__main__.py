@@ -30,6 +30,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
@@ -38,10 +39,12 @@ from dialop.kit import switch
 from dialop.specs import nearest
 from selfplay.apps.play.games import (
     Opponent,
+    PartnersAlone,
     Session,
     ending_text,
     keep_game,
     result_of,
+    seats_beside,
     seats_for_a_person,
     talk_text,
 )
@@ -52,6 +55,7 @@ from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, SELF, Spec
+from selfplay.engines.base import GameRunner
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
@@ -67,6 +71,7 @@ from selfplay.partners.checkpoints import (
     find_policies,
     find_source,
     print_code,
+    warn_of_seats,
 )
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
@@ -112,9 +117,12 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def find_players(args: argparse.Namespace) -> tuple[Spec, Config, MatrixPlayer | None]:
-    """The player of the other seat, the settings, and the policy or the cast of RUN, None if it is
-    a script. Raises ValueError for invalid arguments."""
+def find_players(
+    args: argparse.Namespace,
+) -> tuple[Spec, Config, MatrixPlayer | None, list[int]]:
+    """The player of the other seats, the settings, the policy or the cast of RUN (None if it is a
+    script) and the person's seats. Raises ValueError for invalid arguments; warns of one of several
+    policies in a seat that it has not learned."""
     name = str(args.run)
     if name.startswith(f"{SCRIPTED}:"):
         if args.config is None or args.watch or args.partner != SELF:
@@ -122,20 +130,43 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, MatrixPlayer |
             raise ValueError(f"{name} needs only --config FILE, with the game's name, got {given}")
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
         print_code(config, None)
-        return read_spec(name, config.game, config.rollout, what="RUN"), config, None
+        spec = read_spec(name, config.game, config.rollout, what="RUN")
+        return spec, config, None, seats_of_person(args.seat, config, spec)
     found = find_policies(args.run)
     policy, config = find_policy(found, args.config, args.overrides, partner=args.partner)
-    source = policy.source
+    source, game, rollout = policy.source, config.game, config.rollout
     assert source is not None
     print_code(config, source)
-    played = args.config or source.settings or source.home
-    # The policy may have any seats here: the person takes one that it leaves.
     spec = ITSELF
+    # The policy may have any seats here: the person takes one that it leaves.
     if args.partner != SELF:
-        spec = find_partner(
-            args.partner, config.game, config.rollout, played=played, overrides=args.overrides
+        spec = read_spec(args.partner, game, rollout, what="--partner")
+    seats = seats_of_person(args.seat, config, spec)
+    theirs = [] if args.watch else seats_beside(seats, game)
+    if spec.kind == SELF:
+        played = theirs or range(len(game.kit.ROLES))
+        warn_of_seats(found, game.kit.ROLES, played, what="RUN")
+    else:
+        read_from = args.config or source.settings or source.home
+        find_partner(
+            args.partner, game, rollout, played=read_from, overrides=args.overrides, seats=theirs
         )
-    return spec, config, policy
+    return spec, config, policy, seats
+
+
+def seats_of_person(given: str | None, config: Config, spec: Spec) -> list[int]:
+    """The seats that the person takes in turn, or the one that --seat names. Raises ValueError for
+    one that leaves the opponent `spec` no seat."""
+    seats = seats_for_a_person(config.game, config.rollout, spec)
+    if given is None:
+        return seats
+    names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]
+    if given not in names:
+        raise ValueError(
+            f"--seat must be one of {', '.join(dict.fromkeys(names))}, got {given}"
+            f"{nearest(given, names)}"
+        )
+    return [seats[names.index(given) % len(seats)]]
 
 
 def find_opponent(
@@ -144,16 +175,27 @@ def find_opponent(
     policy: MatrixPlayer | None,
     args: argparse.Namespace,
     *,
+    seats: Sequence[int],
     cleanup: ExitStack,
 ) -> Opponent:
-    """The partner with its engine; loads weights. A scripted partner needs none, unless the
-    policy's games with it are watched."""
+    """The partner with its engine; loads the weights that play while the person takes `seats` in
+    turn. The policy of RUN is not loaded if a partner has the other seats, unless games of the two
+    are watched, and a scripted partner needs no weights."""
     if spec.kind == SCRIPTED and not args.watch:
         make_player = partial(scripted_partner, spec.argument, game=config.game)
         return Opponent(spec.text, None, None, make_player)
     assert policy is not None and policy.source is not None
-    source = policy.source
-    world = open_world(config)
+    theirs = [] if args.watch else seats_beside(seats, config.game)
+    plays = spec.kind == SELF or args.watch
+    if not plays:
+        policy = replace(policy, cast=())
+    elif policy.cast:  # without the policies that have only the person's seat
+        playing = [policy.cast[seat] for seat in theirs or range(len(policy.cast))]
+        sat = tuple(each if each in playing else playing[0] for each in policy.cast)
+        policy = replace(policy, source=playing[0], cast=sat)
+        config = policy.settings(find_config(playing[0], args.config, args.overrides))
+    assert policy.source is not None
+    source, world = policy.source, open_world(config)
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     config, _ = choose_engine(config, source.weights, world, rewritten=rendering.rewritten)
     renderings = {
@@ -162,19 +204,27 @@ def find_opponent(
         )
         for each in dict.fromkeys(policy.cast)
     }
-    cast = policy.seated(renderings)
-    partners = Partners([spec, *policy.others], config, rendering=rendering, world=world)
+    specs = [spec, *policy.others]
+    partners = Partners(specs, config, rendering=rendering, world=world, seats=theirs)
     cleanup.callback(partners.close)
-    engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
+    runner: GameRunner = PartnersAlone()
+    if plays:
+        runner = load_engine(config, source.weights, world, cleanup=cleanup)
     home = source.weights if source.hub is not None else source.home
-    called = "the policies" if cast else POLICY
+    called = "the policies" if policy.cast else f"{POLICY} {source.policy}".strip()
     name = f"{called} of {home.resolve().name}" if spec.kind == SELF else spec.text
     own = source
     if spec.kind == CHECKPOINT:
         own, *_ = find_policies(Path(spec.argument)).values()
-    sits = partners.named(spec.text).make_player
-    from_nothing = began_at_random(own.settings, own.policy)
-    return Opponent(name, engine, rendering, sits, from_nothing, cast)
+    return Opponent(
+        name,
+        partners.routed(runner),
+        rendering,
+        partners.named(spec.text).make_player,
+        began_at_random(own.settings, own.policy),
+        policy.seated(renderings),
+        [f"policy {each.policy}" for each in policy.cast],
+    )
 
 
 def began_at_random(settings: Path | None, policy: str = "") -> bool:
@@ -206,7 +256,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     f"the page needs {' and '.join(PAGE_PACKAGES)}: pip install "
                     "'selfplay-lm[play]', or play with --terminal"
                 )
-            spec, config, policy = find_players(args)
+            spec, config, policy, seats = find_players(args)
             source = policy.source if policy else None
             if not 0 <= args.port < 65536:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
@@ -226,16 +276,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if num is None and args.games == "generated":
                 num = NUM_GAMES
             games = find_games(args.games, num, config)
-            seats = seats_for_a_person(config.game, config.rollout, spec)
-            if args.seat is not None:
-                names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]
-                if args.seat not in names:
-                    raise ValueError(
-                        f"--seat must be one of {', '.join(dict.fromkeys(names))}, got {args.seat}"
-                        f"{nearest(args.seat, names)}"
-                    )
-                seats = [seats[names.index(args.seat) % len(seats)]]
-            opponent = find_opponent(spec, config, policy, args, cleanup=cleanup)
+            opponent = find_opponent(spec, config, policy, args, seats=seats, cleanup=cleanup)
             if opponent.rendering is not None:
                 for rendering in [each.rendering for each in opponent.cast] or [opponent.rendering]:
                     check_room(games.instances, rendering, config, max_positions=None)
@@ -299,8 +340,9 @@ def play_here(session: Session, out: Path) -> int:
             lines_out=sys.stdout,
             advice=advice,
         )
-        begin = lambda game, seat, rules, limits=limits: print(  # noqa: E731
-            f"\nYou play {about['title']} with {name}. {about['understands']}",
+        begin = lambda game, seat, rules, limits=limits, number=number: print(  # noqa: E731
+            f"\nYou play {about['title']} with {name}; {session.seating(number)}.",
+            about["understands"],
             f"What can end the game: {limits}.",
             *([rules] if switch(session.game.options, "brief") else []),
             sep="\n\n",
@@ -364,9 +406,9 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
                 table.finish({"error": f"The game failed: {error_line(error)}"})
 
     threading.Thread(target=deal, name="games", daemon=True).start()
-    print(
-        f"You play with {session.opponent.name}. Open this address on this machine; Ctrl-C ends it:"
-    )
+    first = "in the first game " * (len(session.seats) > 1)
+    print(f"You play with {session.opponent.name}; {first}{session.seating(0)}.")
+    print("Open this address on this machine; Ctrl-C ends it:")
     print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
     with suppress(KeyboardInterrupt):  # raised after the server has stopped
         server.run(sockets=[sock])

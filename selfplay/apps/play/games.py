@@ -7,7 +7,7 @@ record of games.jsonl.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,8 @@ from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.config.player_spec import ENDPOINT, SELF, Spec
-from selfplay.engines.base import GameRunner, Generate, Sampling
+from selfplay.engines.base import GameCoroutine, GameRunner, Generate, Sampling
+from selfplay.engines.waves import WaveScheduler
 from selfplay.metrics.records import game_record
 from selfplay.metrics.step import seat_rewards
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Position, limits_of
@@ -61,8 +62,8 @@ Follow = Callable[[Position], object]
 class Opponent:
     """The player of the other seats: a partner's, from `make_player`; without one the policy plays
     the seats that it can have, and a scripted player the rest. `engine` is None for a scripted
-    partner. `cast` has the policy of each seat if they are several. `from_nothing` says that its
-    weights began at random."""
+    partner. `cast` has the policy of each seat if they are several, and `names` their names for the
+    person. `from_nothing` says that its weights began at random."""
 
     name: str
     engine: GameRunner | None
@@ -70,6 +71,17 @@ class Opponent:
     make_player: MakePlayer | None = None
     from_nothing: bool = False
     cast: Cast = ()
+    names: Sequence[str] = ()
+
+
+class PartnersAlone(GameRunner):
+    """Runs games in which only partners ask models: the `policy` of an `EngineRouter` that plays in
+    none of them, so that its weights need not be loaded."""
+
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
+    ) -> list[Any]:
+        return WaveScheduler(lambda _: [], partners=partners).run_games(games)
 
 
 def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, spec: Spec) -> list[int]:
@@ -77,6 +89,12 @@ def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, spec: Spec) -> 
     seats = range(len(game.kit.ROLES))
     theirs = able_seats(game, rollout) if spec.kind == SELF else seats
     return [s for s in seats if any(other != s for other in theirs)]
+
+
+def seats_beside(own: Sequence[int], game: GameConfig) -> list[int]:
+    """The seats that others play while a person takes the seats `own` in turn: all, or those but
+    the person's only one."""
+    return [seat for seat in range(len(game.kit.ROLES)) if {*own} - {seat}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +173,17 @@ class Session:
             with opponent.engine.rollout():
                 opponent.engine.run_games([to_its_end], sampling)
         return None if position.ended == VOID else position.episode()
+
+    def seating(self, number: int) -> str:
+        """Who plays each seat of game `number`, for the person."""
+        opponent, roles = self.opponent, self.game.kit.ROLES
+        players = self._setup(number, Says("")).players
+        policies = opponent.names or [opponent.name] * len(roles)
+        own, said = self.seat_of(number), []
+        for seat, (role, player) in enumerate(zip(roles, players, strict=True)):
+            name = policies[seat] if player.transcript is not None else player.name
+            said.append(f"seat {seat} ({role}): {'you' if seat == own else name}")
+        return "; ".join(said)
 
     def limits(self, number: int = 0) -> str:
         """The limits that can end game `number` early."""
