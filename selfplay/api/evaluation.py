@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -52,7 +53,20 @@ from selfplay.setup import warn_of_template
 Policy = SavedRun | str | Path
 
 
+@contextmanager
+def _worded(first: str) -> Iterator[None]:
+    """Refusals name the arguments of eval.py; here they name those of a call, whose `first` is RUN.
+    Paths that have such a part stay as they are."""
+    try:
+        yield
+    except SettingsError as error:
+        said = re.sub(r"(?<![\w/.-])--(?=[a-z])", "", str(error))
+        said = re.sub(r"(?<![\w/:.-])RUN(?![\w/'])", first, said)
+        raise SettingsError(said) from error.__cause__
+
+
 @outside_event_loop()
+@_worded("policy")
 def evaluate(
     policy: Policy | Sequence[Policy] = (),
     overrides: Mapping[str, Any] | None = None,
@@ -94,6 +108,7 @@ def evaluate(
 
 
 @outside_event_loop()
+@_worded("player")
 def play(
     player: Policy,
     overrides: Mapping[str, Any] | None = None,

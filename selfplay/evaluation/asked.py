@@ -45,7 +45,7 @@ class EvalPlan:
                     f"write --config {run}"
                 )
         if not self.runs and not self.partners:
-            raise ValueError("eval.py needs a RUN, e.g. eval.py runs/talk")
+            raise ValueError("RUN must name a policy, such as runs/talk, got none")
         if len(self.runs) > 1 and not self.partners:
             homes = {run.parent for run in self.runs}
             near = f"a matrix of them write --partners {','.join(map(str, self.runs))}"
