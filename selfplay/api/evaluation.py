@@ -308,7 +308,9 @@ def _find_policies(
     return policies
 
 
-def _roles_of(rows: Iterable[Row], game: GameConfig, *, alone: bool) -> dict[str, list[str]]:
+def _roles_of(
+    rows: Iterable[Row], game: GameConfig, *, alone: bool = False
+) -> dict[str, list[str]]:
     """The player of each role, if the policy plays only some of several roles, or is one of several
     policies `alone`, which has not learned all. A game may replace a script that cannot play the
     remaining role."""

@@ -128,7 +128,7 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
     code = (run / "code.txt").read_text(encoding="utf-8", errors="backslashreplace").strip()
     if "started " not in code:
         raise ValueError(f"{run / 'code.txt'} must say when the run started, got {code[:80]!r}")
-    results = read_results(source)
+    results = read_results(run, source.policy, step=step_of(weights))
     if results.left_out:
         others = ", ".join(results.left_out)
         print(f"not in the card, because of another policy or step: {others}", flush=True)

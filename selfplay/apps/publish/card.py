@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dialop.shown import escaped, fenced
-from selfplay.checkpoint import home_of, step_of
+from selfplay.checkpoint import home_of
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
@@ -39,7 +39,6 @@ from selfplay.evaluation.tables import (
 from selfplay.metrics.records import game_text
 from selfplay.metrics.step_log import plain_json
 from selfplay.model.hub import is_hub_name
-from selfplay.partners.checkpoints import Source
 from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 
 Rows = Mapping[str, Row]
@@ -71,14 +70,14 @@ class Results:
     left_out: Sequence[str] = ()
 
 
-def read_results(source: Source) -> Results:
-    """Read the result files of a finished run about this policy of it, or about the cast that it is
-    of. Raises SettingsError for a file that cannot be read."""
-    run, step = source.home, step_of(source.weights)
+def read_results(run: Path, policy: str = "", *, step: int = -1) -> Results:
+    """Read the result files of a finished run about this policy of it ("" for the only one) after
+    `step` steps, or about the cast that it is of. Raises SettingsError for a file that cannot be
+    read."""
     before = run / "held_out_before.json"
     paths = sorted(run.glob("eval_*/evaluation.json"))
     pages = {path.parent.name: _read(path, ("games", "num_games", "rows")) for path in paths}
-    own = [name for name, page in pages.items() if _is_of(page, source.policy, step)]
+    own = [name for name, page in pages.items() if _is_of(page, policy, step)]
     return Results(
         before=_read(before, _POLICY) if before.exists() else {},
         after=_read(run / "held_out_after.json", _POLICY),
