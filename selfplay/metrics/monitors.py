@@ -168,17 +168,21 @@ class Monitors(Observer):
         metrics of its kind: `_may_come` says which ones may come later."""
         self._names |= metrics
         for rule in list(self._unmatched):
-            if step < math.inf and _may_come(rule.metric, metrics, step):
-                continue
-            self._unmatched.remove(rule)
-            for metric in filter(None, (rule.metric, rule.rising)):
-                if not _matched(metric, tuple(self._names)):
-                    own = [name for name in self._names if name.startswith(f"{metric}/")]
-                    near = f"; nearest is {', '.join(own)}" if own else nearest(metric, self._names)
-                    self._warn(
-                        f"monitor '{rule.text}': no metric is called {metric} so far{near}; "
-                        f"without it the rule cannot {_DOES[rule.action]}"
-                    )
+            if step == math.inf or not _may_come(rule.metric, metrics, step):
+                self._unmatched.remove(rule)
+                self._warn_of(rule, self._names)
+
+    def _warn_of(self, rule: Rule, names: Mapping[str, float]) -> None:
+        """Warn if the rule's metrics are not among the run's `names`, with the nearest, or all that
+        several policies have of it."""
+        for metric in filter(None, (rule.metric, rule.rising)):
+            if not _matched(metric, tuple(names)):
+                own = [name for name in names if name.startswith(f"{metric}/")]
+                near = f"; nearest is {', '.join(own)}" if own else nearest(metric, names)
+                self._warn(
+                    f"monitor '{rule.text}': no metric is called {metric} so far{near}; without it "
+                    f"the rule cannot {_DOES[rule.action]}"
+                )
 
     def _warn(self, text: str) -> None:
         """Say a warning on the first rank only."""
