@@ -177,8 +177,9 @@ class Monitors(Observer):
         several policies have of it."""
         for metric in filter(None, (rule.metric, rule.rising)):
             if not _matched(metric, tuple(names)):
-                own = [name for name in names if name.startswith(f"{metric}/")]
-                near = f"; nearest is {', '.join(own)}" if own else nearest(metric, names)
+                kind = [n for n in names if n.startswith("eval_") == metric.startswith("eval_")]
+                own = [name for name in kind if name.startswith(f"{metric}/")]
+                near = f"; nearest is {', '.join(own)}" if own else nearest(metric, kind)
                 self._warn(
                     f"monitor '{rule.text}': no metric is called {metric} so far{near}; without it "
                     f"the rule cannot {_DOES[rule.action]}"

@@ -204,7 +204,8 @@ def test_a_rule_that_read_no_step_is_told_when_the_run_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No evaluation came and no observer gave a number. What was read before a resume is known,
-    and a start that takes no step tells nothing."""
+    and a start that takes no step tells nothing. A metric of games is not near one of
+    evaluations."""
     rules = ["stop if eval_score < 1", "warn if observed/lost > 2", "warn if score < 0.1"]
     run, resumed, finished_before = (Monitors(rules, rank=0) for _ in range(3))
     run.check(1, HEALTHY | {"eval_score": 2.0})
@@ -215,6 +216,10 @@ def test_a_rule_that_read_no_step_is_told_when_the_run_ends(
     finished_before.close()
     (said,) = capsys.readouterr().err.splitlines()
     assert "'warn if observed/lost > 2'" in said and "no metric is called observed/lost" in said
+    run = Monitors(rules[:1], rank=0)
+    run.check(1, HEALTHY)
+    run.close()
+    assert "no metric is called eval_score so far; without it" in capsys.readouterr().err
 
 
 def test_a_metric_of_a_policy_that_rests_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
