@@ -21,7 +21,7 @@ from selfplay.config.plugins import (
     options_class,
 )
 from selfplay.config.schema import RULES, Described, described
-from selfplay.config.text import show
+from selfplay.config.text import difference, show
 
 METHODS, ENGINE, PLAY = "methods", "engine.kind", "rollout.play"
 # The sections of rooms outside the core, and the classes of their settings. One with an `EACH` maps
@@ -55,6 +55,17 @@ def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Checks the settings of this class: made once, which takes longer than a check."""
     return TypeAdapter[Any](with_config(RULES)(kind))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """How two whole settings differ, as plain dicts: `text.difference`, which the class of a
+    feature's section may replace by a `difference` of its own."""
+    lines = list[str]()
+    for name, given in now.items():
+        kind = section_class(name) if name in SECTIONS else None
+        own = getattr(kind, "difference", partial(difference, name=name))
+        lines += own(before[name], given)
+    return lines
 
 
 def section_class(name: str) -> Any:

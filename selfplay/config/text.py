@@ -69,14 +69,10 @@ def show(value: Any) -> str:
 
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
     """The dotted keys whose values differ, each as `name: value in a -> value in b`. For different
-    engine kinds only the keys of both; for other policies their names."""
+    engine kinds only the keys of both."""
     a, b = plain(a), plain(b)
-    if type(a or b) is dict and bool(a) != bool(b) and re.match(r"policies\.\w+\.\w+$", name):
-        a, b = a or {}, b or {}  # a section of a policy: each key that one of them sets
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
-    if name == "policies" and a.keys() != b.keys():  # others, not other settings of the same ones
-        return [f"{name}: {', '.join(a) or 'none'} -> {', '.join(b) or 'none'}"]
     same = a.get("kind") == b.get("kind")
     keys = dict.fromkeys([*a, *b] if same else [key for key in a if key in b])
     lines = [difference(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in keys]

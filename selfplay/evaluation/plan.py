@@ -365,10 +365,8 @@ def find_partner(
     spec = read_spec(partner, game, rollout, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
-        found, seats = (
-            find_policies(Path(spec.argument), what=what),
-            seats or partner_seats(game, rollout),
-        )
+        found = find_policies(Path(spec.argument), what=what)
+        seats = seats or partner_seats(game, rollout)
         for source in seated(found, game.kit.ROLES, what=what, seats=seats).values():
             check_same_game(source, game, what=what, played=played, overrides=overrides)
         warn_of_seats(found, game.kit.ROLES, seats, what=what)

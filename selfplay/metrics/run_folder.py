@@ -27,6 +27,7 @@ from dialop.modules import sha256_of
 from dialop.shown import on_one_line
 from selfplay.atomic import MANIFEST, atomic_folder, write_atomically
 from selfplay.config import Config
+from selfplay.config.features import differences
 from selfplay.config.load import load, read_value
 from selfplay.config.own_code import (
     CODE,
@@ -47,7 +48,7 @@ from selfplay.config.own_code import (
     section_of,
     write_copies,
 )
-from selfplay.config.text import difference, dump, plain
+from selfplay.config.text import dump, plain
 from selfplay.errors import RunEnds, SettingsError
 
 # Settings that may change when a run resumes. First: its length and logs.
@@ -374,7 +375,7 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
     for what, name in names.items():  # in lists and mappings, and of several policies
         key, _, value = what.partition(" ")
         put_name(there, key, copies.get(f"{key} {name}", name), value)
-    lines += difference(there, config)
+    lines += differences(there, plain(config))
     if any(line.startswith("policies:") for line in lines):  # whose roles are the trained ones
         lines = [line for line in lines if not line.startswith("rollout.policy_seats:")]
     return lines, names

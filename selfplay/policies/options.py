@@ -21,7 +21,7 @@ from selfplay.config.hardware import EngineConfig
 from selfplay.config.load import load
 from selfplay.config.player_spec import parse_shares
 from selfplay.config.schema import RULES
-from selfplay.config.text import plain
+from selfplay.config.text import difference, plain
 from selfplay.errors import SettingsError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*$")
@@ -135,6 +135,20 @@ class Policies(dict[str, PolicyConfig]):
                     raise ValueError(
                         f"policies.{name}.engine.{key} must be the run's, {of_run}, got {own}"
                     )
+
+    @staticmethod
+    def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+        """How the section differs between two settings, as `text.difference`: other policies by
+        their names; of the same ones each key, also where only one side has a section."""
+        if a.keys() != b.keys():
+            return [f"{HOME}: {', '.join(a) or 'none'} -> {', '.join(b) or 'none'}"]
+        lines = list[str]()
+        for name, key in ((name, key) for name, of in a.items() for key in of):
+            own, given = a[name][key], b[name][key]
+            if type(own or given) is dict and bool(own) != bool(given):
+                own, given = own or {}, given or {}
+            lines += difference(own, given, f"{HOME}.{name}.{key}")
+        return lines
 
     @staticmethod
     def settings(config: Config, name: str) -> Config:

@@ -211,15 +211,14 @@ def _seats(page: Mapping[str, Any], game: GameConfig) -> str:
     " in all seats", or ", the seats in turn" if it changes seats from game to game; "" without
     games. Seats have no names if the game's code is not imported here."""
     rows = [row for name, row in page["rows"].items() if name.startswith("policy")]
-    games = [each for row in rows for each in (*row.games, *row.examples.values())]
+    seats = [each["seats"] for row in rows for each in (*row.games, *row.examples.values())]
     seatings = {
-        tuple(s for s, seat in enumerate(game["seats"]) if seat["player"] == "policy")
-        for game in games
+        tuple(s for s, seat in enumerate(each) if seat["player"] == "policy") for each in seats
     }
     if len(seatings) != 1:
         return ", the seats in turn" if seatings else ""
     (own,) = seatings
-    if len(own) == len(games[0]["seats"]):
+    if len(own) == len(seats[0]):
         return " in all seats"
     called = game.kit.ROLES if game.is_imported else ()
     return " in seat " + ", ".join(f"{s} ({escaped(called[s])})" if called else str(s) for s in own)
