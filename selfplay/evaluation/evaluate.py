@@ -26,7 +26,7 @@ from selfplay.evaluation.plan import ITSELF, Matches, MatrixPlayer
 from selfplay.evaluation.rows import OTHERS_SENT, SCRIPT, Row
 from selfplay.evaluation.tables import mean_interval
 from selfplay.evaluation.talk_effect import talk_effect
-from selfplay.evaluation.view_effect import view_effect
+from selfplay.evaluation.view_effect import view_controls, view_effect
 from selfplay.metrics.progress import progress
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.step import GameSums, add_up, game_sums
@@ -49,6 +49,7 @@ from selfplay.rollout.seating import (
 from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervised import Supervised
 
+_SEEN = "another view"  # before the number of a control of the view effect
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
 
@@ -125,7 +126,14 @@ def evaluate(
         return {numbers[index]: episode for index, episode in finished.episodes.items()}
 
     own = {number: setups[number] for number in world.replica.share(len(instances))}
-    games = play(own)
+    num_views = talk_games if view_games is None else view_games
+    num_views = 0 if partner.name.startswith(ENDPOINT) else num_views
+    seen = {number: setup for number, setup in own.items() if number < num_views}
+    views = view_controls(seen, instances, game=config.game)
+    # The controls of the talk effect read messages of these games, so they are played after them.
+    beside = {(_SEEN, number): setup for number, (_, setup) in views.items()}
+    played = play({**own, **beside})
+    games = {number: played[number] for number in own if number in played}
     first = {number: game for number, game in games.items() if number < talk_games}
     # Where the policy takes the seats in turn, a seat's rewards belong to two players.
     alone = partner.make_player is None
@@ -149,11 +157,13 @@ def evaluate(
         )
     if talk_games:
         row = replace(row, talk=talk_effect(first, setups, play, world))
-    num = talk_games if view_games is None else view_games
-    if num and not partner.name.startswith(ENDPOINT):
-        first = {number: game for number, game in games.items() if number < num}
-        view = view_effect(first, instances, setups, play, game=config.game, world=world)
-        row = replace(row, view=view)
+    if num_views:
+        controls = {
+            number: (seat, played[_SEEN, number])
+            for number, (seat, _) in views.items()
+            if (_SEEN, number) in played
+        }
+        row = replace(row, view=view_effect(games, controls, world))
     return row
 
 

@@ -113,8 +113,7 @@ def _differences(
 
 def changed(setup: GameSetup, change: Change) -> GameSetup:
     """The same game, but the policy's seats hear other messages."""
-    policy = [seat for seat, player in enumerate(setup.players) if player.transcript is not None]
-    game = HeardOtherwise(setup.game, setup.instance, policy, change)
+    game = HeardOtherwise(setup.game, setup.instance, setup.policy_seats, change)
     return replace(setup, game=cast(Game, game))
 
 
@@ -184,9 +183,10 @@ class MessageBank:
     """The messages of many games, from which a game is given messages of others."""
 
     def __init__(self, said: Iterable[Said]) -> None:
-        self._said: dict[tuple[Any, ...], list[Said]] = defaultdict(list)
+        self._said: dict[tuple[Any, ...], list[tuple[Said, int]]] = defaultdict(list)
         for message in said:
-            self._said[message.seat, message.readers, message.by_policy].append(message)
+            key = message.seat, message.readers, message.by_policy
+            self._said[key].append((message, length_class(message)))
 
     def other(self, said: Said) -> str | None:
         """A message of another instance from the same seat to the same readers: from the closest
@@ -195,9 +195,10 @@ class MessageBank:
         The classes are 1, 2 to 3, 4 to 7, … words. Equal lengths would often mean equal texts,
         because the length of a short message gives away much of its content.
         """
+        own_class = length_class(said)
         others = [
-            (abs(other.turn - said.turn), abs(length_class(other) - length_class(said)), other.text)
-            for other in self._said[said.seat, said.readers, said.by_policy]
+            (abs(other.turn - said.turn), abs(other_class - own_class), other.text)
+            for other, other_class in self._said[said.seat, said.readers, said.by_policy]
             if other.instance != said.instance
         ]
         if not others:

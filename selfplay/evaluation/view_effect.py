@@ -21,38 +21,38 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects
 from selfplay.evaluation.rows import ViewEffect
 from selfplay.evaluation.tables import paired_interval
-from selfplay.evaluation.talk_effect import Play
 from selfplay.rollout.episode import Episode, GameSetup
 
 _ENOUGH = 8  # games without another view, after which no more are looked at
 
 
-def view_effect(
-    games: Mapping[int, Episode],
-    instances: Sequence[Instance],
-    setups: Sequence[GameSetup],
-    play: Play,
-    *,
-    game: GameConfig,
-    world: World,
-) -> ViewEffect | None:
-    """The view effect over all ranks' games; None if no seat of the policy has a private view.
-    `games` are this rank's, by their index in `instances` and `setups`; a game without another view
-    is left out, as is one whose control was aborted. Every rank must call."""
-    seats: dict[int, int] = {}
-    controls: dict[int, GameSetup] = {}
-    for num, (index, episode) in enumerate(games.items()):
+def view_controls(
+    setups: Mapping[int, GameSetup], instances: Sequence[Instance], *, game: GameConfig
+) -> dict[int, tuple[int, GameSetup]]:
+    """The controls of these games, by their index in `instances`: the seat of the policy that reads
+    another private view, and the game in which it does. A game without another view has none."""
+    controls: dict[int, tuple[int, GameSetup]] = {}
+    for num, (index, setup) in enumerate(setups.items()):
         if num == _ENOUGH and not controls:  # the game has no private views
             break
-        plain, own_seats = setups[index].game, episode.policy_seats
-        twins = dict(other_views(game, plain, instances, index, own_seats))
+        twins = dict(other_views(game, setup.game, instances, index, setup.policy_seats))
         if twins:
-            seat = seats[index] = [*twins][index // len(episode.players) % len(twins)]
-            seen = SeenOtherwise(plain, seat, twins[seat], follows=game.kit.has("vary"))
-            controls[index] = replace(setups[index], game=cast(Game, seen))
+            seat = [*twins][index // len(setup.players) % len(twins)]
+            seen = SeenOtherwise(setup.game, seat, twins[seat], follows=game.kit.has("vary"))
+            controls[index] = seat, replace(setup, game=cast(Game, seen))
+    return controls
+
+
+def view_effect(
+    games: Mapping[int, Episode], controls: Mapping[int, tuple[int, Episode]], world: World
+) -> ViewEffect | None:
+    """The view effect over all ranks' games; None if no seat of the policy has a private view.
+    `games` are this rank's, by index, and `controls` those of `view_controls`, played. A pair of
+    which one game was aborted is left out. Every rank must call."""
     own = {
-        index: _score(games[index], seats[index]) - _score(other, seats[index])
-        for index, other in play(controls).items()
+        index: _score(games[index], seat) - _score(other, seat)
+        for index, (seat, other) in controls.items()
+        if index in games
     }
     every = gather_objects(own, world)
     merged = {index: difference for of_rank in every for index, difference in of_rank.items()}

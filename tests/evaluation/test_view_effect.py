@@ -1,6 +1,6 @@
 """The view effect: what a seat loses by reading another private view, by hand-sized games."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +10,16 @@ import pytest
 from dialop.kit import Kit, load_kit
 from selfplay.chat.transcript import Transcript
 from selfplay.config import load_config
+from selfplay.engines.base import GameCoroutine
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate
 from selfplay.evaluation.rows import ViewEffect, read_row
 from selfplay.evaluation.tables import score_table
-from selfplay.evaluation.view_effect import SeenOtherwise, other_instance, view_effect
+from selfplay.evaluation.view_effect import (
+    SeenOtherwise,
+    other_instance,
+    view_controls,
+    view_effect,
+)
 from selfplay.rollout.episode import GameSetup
 from selfplay.warm_start.teachers import blind_teachers
 from tests.evaluation.test_talk_effect import Hand, Meets, NoEngine, play
@@ -31,14 +37,19 @@ def kings(text: str) -> str:
     return "[bet]" if "card K" in text or "[bet]" in text else "[pass]"
 
 
-def effect_of(players: Sequence[Hand], deals: Sequence[Any], kit: Kit = KUHN) -> ViewEffect | None:
+def effect_of(
+    players: Sequence[Hand], deals: Sequence[Any], kit: Kit = KUHN, aborted: Sequence[int] = ()
+) -> ViewEffect | None:
     game: Any = SimpleNamespace(kit=kit, options=kit.Options())
-    setups = [
-        GameSetup(kit.new_game(deal, game.options), tuple(players), str(number), 0)
+    setups = {
+        number: GameSetup(kit.new_game(deal, game.options), tuple(players), str(number), 0)
         for number, deal in enumerate(deals)
-    ]
-    own = play(dict(enumerate(setups)))
-    return view_effect(own, deals, setups, play, game=game, world=ALONE)
+    }
+    controls = view_controls(setups, deals, game=game)
+    others = play({number: control for number, (_, control) in controls.items()})
+    seen = {number: (seat, others[number]) for number, (seat, _) in controls.items()}
+    games = {number: game for number, game in play(setups).items() if number not in aborted}
+    return view_effect(games, seen, world=ALONE)
 
 
 def test_what_a_seat_loses_is_exact_in_kuhn_poker() -> None:
@@ -51,6 +62,12 @@ def test_what_a_seat_loses_is_exact_in_kuhn_poker() -> None:
     assert found is not None and found.num_games == 12
     assert found.effect[0] == pytest.approx((2 + 2) / 12 / 4)
     assert found.effect[1] < found.effect[0] < found.effect[2]
+
+
+def test_a_pair_with_an_aborted_game_is_left_out() -> None:
+    policy = Hand(kings, Transcript())
+    assert (found := effect_of((policy, policy), BOTH_SEATS, aborted=[0, 5])) is not None
+    assert found.num_games == 10
 
 
 def test_a_policy_that_ignores_its_view_loses_exactly_nothing() -> None:
@@ -131,9 +148,18 @@ def test_an_evaluation_measures_it_and_its_table_shows_it() -> None:
         "examples/meeting/meeting.yaml", [f"rollout.player={Meets.__module__}:Meets"]
     )
     rendering = SimpleNamespace(stop_ids=(), pieces=lambda ids: ["x"] * len(ids))
-    context = EvaluationContext(config, cast(Any, NoEngine()), cast(Any, rendering), ALONE)
+    at_once: list[int] = []
+
+    class Counting(NoEngine):
+        def run_games(self, games: Iterable[GameCoroutine], *rest: Any) -> list[Any]:
+            games = list(games)
+            at_once.append(len(games))
+            return super().run_games(games, *rest)
+
+    context = EvaluationContext(config, cast(Any, Counting()), cast(Any, rendering), ALONE)
     instances = config.game.kit.generate(config.game.options, seed=1, num=40)
     row = evaluate(instances, context, talk_games=30)
+    assert at_once == [40 + 30, 2 * 30]  # its controls play beside the games, those of talk after
     assert row.view is not None and row.view.num_games == 30 and row.view.effect[1] > 0.1
     alone = evaluate(instances, context, view_games=30)
     assert alone.talk is None and alone.view == row.view

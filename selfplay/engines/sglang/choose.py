@@ -14,6 +14,8 @@ from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 # Above this model size a decode step takes longer on the GPU than in SGLang's scheduler, whose
 # Python runs on one core: a second process would only share the GPU.
 MAX_SHARED = 0.8e9
+# Below this model size SGLang's scheduler takes longer than the GPU, however long the turns are.
+MAX_BOUND = 0.1e9
 # Above this model size a small prefill is no longer bound by the CPU that launches it.
 MAX_LAUNCH_BOUND = 3e9
 SHORT, LONG = 16, 128  # tokens per turn
@@ -77,10 +79,12 @@ def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
 
 
 def num_processes(load: Load) -> int:
-    """The shorter the turns, the more processes; each needs a core in addition to the trainer's."""
+    """The shorter the turns and the smaller the model, the more processes; each needs a core in
+    addition to the trainer's."""
     if load.num_weights > MAX_SHARED:
         return 1
-    wanted = 3 if load.turn_tokens < SHORT else 2 if load.turn_tokens <= LONG else 1
+    long = load.turn_tokens > LONG and load.num_weights > MAX_BOUND
+    wanted = 3 if load.turn_tokens < SHORT else 1 if long else 2
     return max(1, min(wanted, load.cores - 1, load.games // MIN_GAMES))
 
 
