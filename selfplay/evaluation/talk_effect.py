@@ -113,8 +113,13 @@ def _differences(
 
 def changed(setup: GameSetup, change: Change) -> GameSetup:
     """The same game, but the policy's seats hear other messages."""
-    game = HeardOtherwise(setup.game, setup.instance, setup.policy_seats, change)
+    game = HeardOtherwise(setup.game, setup.instance, policy_seats(setup), change)
     return replace(setup, game=cast(Game, game))
+
+
+def policy_seats(setup: GameSetup) -> list[int]:
+    """The seats of the policy in a game that is still to be played."""
+    return [seat for seat, player in enumerate(setup.players) if player.transcript is not None]
 
 
 class HeardOtherwise:

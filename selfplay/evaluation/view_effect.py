@@ -21,6 +21,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects
 from selfplay.evaluation.rows import ViewEffect
 from selfplay.evaluation.tables import paired_interval
+from selfplay.evaluation.talk_effect import policy_seats
 from selfplay.rollout.episode import Episode, GameSetup
 
 _ENOUGH = 8  # games without another view, after which no more are looked at
@@ -30,12 +31,16 @@ def view_controls(
     setups: Mapping[int, GameSetup], instances: Sequence[Instance], *, game: GameConfig
 ) -> dict[int, tuple[int, GameSetup]]:
     """The controls of these games, by their index in `instances`: the seat of the policy that reads
-    another private view, and the game in which it does. A game without another view has none."""
+    another private view, and the game in which it does.
+
+    A game without another view has none, and after _ENOUGH such games no more are looked at. The
+    controls are not played: their draws are those of the games, so they may play beside them.
+    """
     controls: dict[int, tuple[int, GameSetup]] = {}
     for num, (index, setup) in enumerate(setups.items()):
         if num == _ENOUGH and not controls:  # the game has no private views
             break
-        twins = dict(other_views(game, setup.game, instances, index, setup.policy_seats))
+        twins = dict(other_views(game, setup.game, instances, index, policy_seats(setup)))
         if twins:
             seat = [*twins][index // len(setup.players) % len(twins)]
             seen = SeenOtherwise(setup.game, seat, twins[seat], follows=game.kit.has("vary"))

@@ -42,11 +42,6 @@ class GameSetup:
     index: int
     partner: str = SELF
 
-    @property
-    def policy_seats(self) -> list[int]:
-        """The seats of the policy in training."""
-        return [seat for seat, each in enumerate(self.players) if each.transcript is not None]
-
     def copy(self, *names: object) -> GameSetup:
         """An independent copy, so that the game can be played again; `names` are added to the names
         of its random draws."""

@@ -12,10 +12,9 @@ from selfplay.config import Config
 from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 
 # Above this model size a decode step takes longer on the GPU than in SGLang's scheduler, whose
-# Python runs on one core: a second process would only share the GPU.
-MAX_SHARED = 0.8e9
-# Below this model size SGLang's scheduler takes longer than the GPU, however long the turns are.
-MAX_BOUND = 0.1e9
+# Python runs on one core: a second process would only share the GPU. Below the other size it takes
+# longer in the scheduler, however long the turns are.
+MAX_SHARED, MAX_BOUND = 0.8e9, 0.1e9
 # Above this model size a small prefill is no longer bound by the CPU that launches it.
 MAX_LAUNCH_BOUND = 3e9
 SHORT, LONG = 16, 128  # tokens per turn
@@ -83,8 +82,8 @@ def num_processes(load: Load) -> int:
     addition to the trainer's."""
     if load.num_weights > MAX_SHARED:
         return 1
-    long = load.turn_tokens > LONG and load.num_weights > MAX_BOUND
-    wanted = 3 if load.turn_tokens < SHORT else 1 if long else 2
+    two = load.turn_tokens <= LONG or load.num_weights < MAX_BOUND
+    wanted = 3 if load.turn_tokens < SHORT else 2 if two else 1
     return max(1, min(wanted, load.cores - 1, load.games // MIN_GAMES))
 
 
