@@ -29,7 +29,10 @@ _RATINGS = Markup("""<table class="narrow">
 
 def league_section(folder: Path, config: Config | None) -> Markup:
     """The section of a run with results in `league.jsonl`, else nothing."""
-    table = payoffs(read_results(folder), every=config.policy_pool.every) if config else None
+    if config is None:
+        return Markup()
+    lines, every = read_results(folder), config.policy_pool.every
+    table = payoffs(lines, every=every, policies=config.policies)
     return Markup() if table is None else section_of(table)
 
 

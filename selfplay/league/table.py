@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,20 @@ class Payoffs:
     ratings: dict[str, float]
 
 
-def payoffs(lines: Sequence[Mapping[str, Any]], *, every: int) -> Payoffs | None:
+def payoffs(
+    lines: Sequence[Mapping[str, Any]], *, every: int, policies: Collection[str] = ()
+) -> Payoffs | None:
     """The table of the lines of `league.jsonl`; None without games. `every` is `policy_pool.every`:
-    the policy of steps 21 to 40 becomes the member pool:40 of a pool of every 20 steps."""
+    the policy of steps 21 to 40 becomes the member pool:40 of a pool of every 20 steps.
+
+    Of several `policies` those play whose seats the partner has not: against left=pool:20 the policy
+    right becomes right=pool:40."""
     scores: dict[Pair, list[float]] = defaultdict(list)
     shares: dict[Pair, list[float]] = defaultdict(list)
     for line in lines:
-        pair = f"{POOL}:{-(-line['step'] // every) * every}", line["partner"]
+        policy, _ = _apart(line["partner"])
+        whose = "+".join(name for name in policies if name != policy) + "=" if policy else ""
+        pair = f"{whose}{POOL}:{-(-line['step'] // every) * every}", line["partner"]
         for score, other, num in line["scores"]:
             scores[pair] += [score] * num
             shares[pair] += [0.5 if score == other else score / (score + other)] * num
@@ -51,7 +59,15 @@ def payoffs(lines: Sequence[Mapping[str, Any]], *, every: int) -> Payoffs | None
     return Payoffs(rows, columns, cells, bradley_terry(games) if opposed else {})
 
 
-def _order(name: str) -> tuple[bool, int, str]:
-    """Members of the pool by their step, then others by name."""
-    member = name.removeprefix(f"{POOL}:")
-    return (False, int(member), "") if member.isdecimal() else (True, 0, name)
+def _order(name: str) -> tuple[str, bool, int, str]:
+    """By policy, if there are several: members of the pool by their step, then others by name."""
+    policy, partner = _apart(name)
+    member = partner.removeprefix(f"{POOL}:")
+    return (policy, False, int(member), "") if member.isdecimal() else (policy, True, 0, partner)
+
+
+def _apart(name: str) -> tuple[str, str]:
+    """The policy of one of several whose seats a player has, else "", and the player. A player's
+    own name may have an = too, but only behind a colon."""
+    found = re.match(r"([\w+]+)=", name)
+    return (found[1], name[found.end() :]) if found else ("", name)

@@ -120,6 +120,22 @@ def test_the_table_by_hand() -> None:
     assert "rating" not in section_of(shared)
 
 
+def test_a_period_of_one_of_several_policies_is_rated_as_its_own_snapshot() -> None:
+    """Left beats right's past, then right loses to left's: one player each, with both games."""
+    lines = [
+        {"step": 2, "partner": "right=pool:0", "scores": [[1.0, 0.0, 3]]},
+        {"step": 12, "partner": "left=pool:2", "scores": [[0.0, 1.0, 2]]},
+        {"step": 12, "partner": "right=scripted:fair:at=2", "scores": [[0.5, 0.5, 1]]},
+    ]
+    table = payoffs(lines, every=2, policies=["left", "right"])
+    assert table is not None and table.rows == ["left=pool:2", "left=pool:12", "right=pool:12"]
+    assert table.columns == ["left=pool:2", "right=pool:0", "right=scripted:fair:at=2"]
+    assert table.cells[2][0] == mean_interval([0.0, 0.0]) and table.cells[0][0] is None
+    assert table.ratings.keys() == {*table.rows, *table.columns}
+    best = max(table.ratings, key=table.ratings.__getitem__)
+    assert best == "left=pool:2", "the period and its snapshot won all five"
+
+
 def test_a_run_keeps_its_results_and_its_page_shows_them() -> None:
     """The scores of the file are those of the metrics, half of them from each seat."""
     run = finished(*RUNS["league"])
