@@ -24,10 +24,10 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13544, "a 26M's processes; the view's controls play beside the games"),
-    "selfplay": Limit(24554, "a 26M's processes; the view's controls play beside the games"),
+    "selfplay": Limit(24559, "the league names the policy of a period where there are several"),
     "extras": Limit(2781, "openai and unittest are imported where they are used"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
-    "tests": Limit(35736, "a 26M's processes; the view's controls play beside the games"),
+    "tests": Limit(35770, "the league names the policy of a period where there are several"),
     "bench": Limit(3591, "the memory needed was of two moments; silent rows"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -45,7 +45,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.807  # a function: the least
+DOCSTRING_LINES = 2.809  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -32,8 +32,8 @@ def payoffs(
     """The table of the lines of `league.jsonl`; None without games. `every` is `policy_pool.every`:
     the policy of steps 21 to 40 becomes the member pool:40 of a pool of every 20 steps.
 
-    Of several `policies` those play whose seats the partner has not: against left=pool:20 the policy
-    right becomes right=pool:40."""
+    Of several `policies` those play whose seats the partner has not: against left=pool:20 the
+    policy right becomes right=pool:40."""
     scores: dict[Pair, list[float]] = defaultdict(list)
     shares: dict[Pair, list[float]] = defaultdict(list)
     for line in lines:

@@ -18,56 +18,45 @@ _OWN = ("out", "seed")  # settings in which the runs of one configuration differ
 class Group:
     """The runs of one configuration, which differ in their seeds; `colour` is that of its lines."""
 
-    name: str
     runs: list[RunFiles]
     colour: str
 
 
 def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
-    """The runs by configuration, in the order of their first runs. A group has the name of its run,
-    or of the first one with the number of seeds."""
+    """The runs by configuration, in the order of their first runs."""
     found: dict[tuple[tuple[str, str], ...], list[RunFiles]] = {}
     for run in runs:
         own = tuple((key, value) for key, _, value in run.settings if key not in _OWN)
         # A run without readable settings is a configuration of its own.
         found.setdefault(own if run.config else (("", run.name),), []).append(run)
-    return [
-        Group(
-            of[0].name + f" ({len(of)} seeds)" * (len(of) > 1),
-            of,
-            COLOURS[number % len(COLOURS)],
-        )
-        for number, of in enumerate(found.values())
-    ]
+    return [Group(of, COLOURS[number % len(COLOURS)]) for number, of in enumerate(found.values())]
 
 
-def group_line(
-    group: Group, points_of_runs: Sequence[Sequence[Point]], *, smooth: bool = True
-) -> Line:
-    """A line of one run, or the mean of several at the steps that all have, with a band from the
-    lowest to the highest run. Evaluations are few, so they are not smoothed."""
-    (first, *others) = points_of_runs
-    if not others:
-        return Line(group.name, smoothed(first), group.colour, faint=first)
-    curves = [dict(smoothed(points) if smooth else points) for points in points_of_runs]
-    shared = [step for step in curves[0] if all(step in curve for curve in curves)]
-    values = {step: [curve[step] for curve in curves] for step in shared}
-    means = [(step, sum(of) / len(of)) for step, of in values.items()]
-    return Line(
-        group.name,
-        means,
-        group.colour,
-        band=[(step, min(of), max(of)) for step, of in values.items()],
-        tooltip=means,
-    )
-
-
-def group_lines(groups: Sequence[Group], points: Mapping[str, Sequence[Point]]) -> Iterator[Line]:
-    """A line for each group whose runs have any of these points, by the runs' names."""
+def group_lines(
+    groups: Sequence[Group], points: Mapping[str, Sequence[Point]], *, smooth: bool = True
+) -> Iterator[Line]:
+    """A line for each group whose runs have any of these points, by the runs' names: of one run, or
+    the mean of several at the steps that all have, with a band from the lowest to the highest run.
+    It is named by the first of these runs, and their number. Evaluations are few, so they are not
+    smoothed."""
     for group in groups:
-        had = [own for run in group.runs if (own := points.get(run.name))]
-        if had:
-            yield group_line(group, had)
+        had = {run.name: own for run in group.runs if (own := points.get(run.name))}
+        curves = [smoothed(own) if smooth else own for own in had.values()]
+        if len(had) < 2:
+            pairs = zip(had.items(), curves, strict=True)
+            yield from (Line(name, line, group.colour, faint=own) for (name, own), line in pairs)
+            continue
+        each = [dict(curve) for curve in curves]
+        shared = [step for step in each[0] if all(step in curve for curve in each)]
+        values = {step: [curve[step] for curve in each] for step in shared}
+        means = [(step, sum(of) / len(of)) for step, of in values.items()]
+        yield Line(
+            f"{next(iter(had))} ({len(had)} seeds)",
+            means,
+            group.colour,
+            band=[(step, min(of), max(of)) for step, of in values.items()],
+            tooltip=means,
+        )
 
 
 def runs_table(runs: Sequence[RunFiles]) -> list[tuple[str, list[str], bool]]:

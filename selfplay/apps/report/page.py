@@ -22,7 +22,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from selfplay.apps.report.charts import COLOURS, Chart, Level, Line, line_chart, smoothed
-from selfplay.apps.report.compare import group_line, group_lines, groups_of, runs_table
+from selfplay.apps.report.compare import group_lines, groups_of, runs_table
 from selfplay.apps.report.games import safe_json, seats_of, viewer_data
 from selfplay.apps.report.run_files import LINKED, STAGES, RunFiles, RunRow, with_unique_names
 from selfplay.atomic import write_atomically
@@ -326,7 +326,10 @@ def reward_lines(run: RunFiles) -> list[Line]:
     lines = metric_lines(run, [(name, called.get(n, f"seat {n}")) for name, n in seats])
     lines = lines or metric_lines(run, [("reward", "reward")])
     spread = metric_lines(run, [("reward_std", "standard deviation of all")])
-    return lines + [replace(line, colour=COLOURS[-1], faint=(), dashed=True) for line in spread]
+    return lines + [
+        replace(line, colour=COLOURS[-1], faint=(), tooltip=line.faint, dashed=True)
+        for line in spread
+    ]
 
 
 def policies_of(run: RunFiles) -> list[str]:
@@ -412,23 +415,22 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
         line
         for group in groups
         if len(group.runs) == 1
-        for line in score_lines(group.runs[0], group.colour, name=group.name)
+        for line in score_lines(group.runs[0], group.colour, name=group.runs[0].name)
     ]
     evaluated = {run.name: evaluated_points(run) for run in runs}
-    seeds = [group for group in groups if len(group.runs) > 1]
-    scores += [
-        group_line(group, [evaluated[run.name] for run in group.runs], smooth=False)
-        if all(evaluated[run.name] for run in group.runs)
-        else group_line(group, [points_of(run, "score") for run in group.runs])
-        for group in seeds
-        if any(run.steps for run in group.runs)
-    ]
+    for group in (group for group in groups if len(group.runs) > 1):
+        begun = [run.name for run in group.runs if run.steps]
+        on_training = not all(evaluated[name] for name in begun)
+        points = {run.name: points_of(run, "score") for run in group.runs}
+        points = points if on_training else evaluated
+        scores += group_lines([group], points, smooth=on_training)
     note = f"validation games if there are any; dashed: other players{over}"
     charts = [line_chart("Score", scores, shared, note=note)]
     own = {name: heading for run in runs for name, heading, _ in own_measures(run)}
     for metric, title in (*_compared(runs), *((name, own[name].capitalize()) for name in own)):
         points = {run.name: points_of(run, metric) for run in runs}
-        charts.append(line_chart(title, list(group_lines(groups, points)), note=over[2:]))
+        lines = group_lines(groups, points, smooth=not metric.startswith("eval_"))
+        charts.append(line_chart(title, list(lines), note=over[2:]))
     return [chart for chart in charts if chart]
 
 

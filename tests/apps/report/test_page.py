@@ -371,6 +371,30 @@ def test_seeds_of_one_configuration_are_a_mean_with_a_band_and_other_runs_lines(
     assert [name for name, _ in times_of(runs)] == ["play", "update", "other"]
 
 
+def test_a_seed_that_has_not_begun_takes_no_line_away_and_evaluations_are_not_smoothed(
+    tmp_path: Path,
+) -> None:
+    """Scores of 0, 1, 0 with a fixed partner stay so; a moving mean of five would be 1/3 thrice."""
+    partner = "eval_score/scripted:honest"
+    for name in ("a", "b"):
+        folder = make_run(tmp_path / name, f"seed={int(name == 'b')}", num_games=2)
+        own = {"reward": 0.5}
+        lines = [step_line(n) | own | {partner: n % 2.0, "reward_std": n % 2.0} for n in (2, 3, 4)]
+        write_lines(folder / "metrics.jsonl", lines if name == "b" else [])
+    runs = [read_run(tmp_path / name) for name in ("a", "b")]
+    found = {chart.title: chart for chart in compared_charts(runs)}
+    for title in ("Score", "Reward", f"Score with {partner[11:]}, validation games"):
+        assert [line["name"] for line in found[title].lines] == ["b"], title
+    both = {chart.title: chart for chart in compared_charts([runs[1], replace(runs[1], name="c")])}
+    for charts in (found, both):
+        (line,) = charts["Score with scripted:honest, validation games"].lines
+        assert line["points"] == [[2, 0.0], [3, 1.0], [4, 0.0]]
+    assert line["name"] == "b (2 seeds)"
+    alone = {chart.title: chart for chart in run_charts(runs[1])}
+    (spread,) = (one for one in alone["Reward"].lines if one["name"].startswith("standard"))
+    assert spread["points"] == [[2, 0.0], [3, 1.0], [4, 0.0]], "under the pointer: the steps' own"
+
+
 def test_each_of_several_policies_has_its_own_curves_seats_and_games(tmp_path: Path) -> None:
     """Two policies in seats of equal roles: alone on a page, and beside a run of one policy."""
     run = read_run(trained())
