@@ -197,8 +197,9 @@ def _packed_attention(
     assert cu_seq_lens_k is not None and max_length_q is not None and max_length_k is not None
     assert query.shape[0] == 1
     width = value.shape[-1]
-    # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1.
-    query_NHD, key_KGD, value_KGD = (x[0].transpose(0, 1) for x in (query, key, value))
+    # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1. Not x[0],
+    # whose gradient would be copied into zeros in another order, and back by the layer's views.
+    query_NHD, key_KGD, value_KGD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     if key_tokens is not None:
         key_KGD, value_KGD = (Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
     if width < key.shape[-1]:

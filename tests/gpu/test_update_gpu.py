@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from selfplay.model.attention import (
     _varlen,
 )
 from selfplay.model.logprob import token_logprobs
-from selfplay.model.policy import policy_logprobs, scratch_model
+from selfplay.model.policy import PROGRAMS, fill_the_gpu, policy_logprobs, scratch_model
 from selfplay.weight_sync.offload import HostStore
 from tests.helpers import processes
 
@@ -36,6 +37,39 @@ SHAPE = ScratchConfig(
     width=256, layers=2, heads=4, kv_heads=2, mlp_width=512, max_positions=512, vocab_size=1000
 )
 LENGTHS = (300, 7, 1, 120)
+
+
+@pytest.mark.one_gpu
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "width"), [(1, 896), (70, 64), (40_000, 64), (20_000, 512), (3_000, 3584)]
+)
+def test_norms_that_fill_the_gpu_have_liger_s_gradients(
+    rows: int, width: int, learns: bool
+) -> None:
+    """Liger's own module, loaded anew, gives the input's gradient bit for bit; the weight's is that
+    of fp32."""
+    import liger_kernel.ops.rms_norm as wide
+
+    assert wide.__file__ is not None
+    spec = spec_from_file_location("liger_s_own", wide.__file__)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(own := module_from_spec(spec))
+    fill_the_gpu()
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    assert wide.torch.cuda.get_device_properties("cuda").multi_processor_count == PROGRAMS * count
+    x, grad = torch.randn(2, rows, width, device="cuda").bfloat16()
+    weight = torch.randn(width, device="cuda").bfloat16()
+    _, _, rstd, block, warps, mode = own.rms_norm_forward(x, weight, 1e-6, 0.0, "llama", None)
+    words = (x, weight, rstd, 0.0, mode, block, warps, True, None, learns)
+    input_grad, weight_grad = wide.rms_norm_backward(grad.clone(), *words)
+    assert torch.equal(input_grad, own.rms_norm_backward(grad.clone(), *words)[0])
+    if not learns:
+        assert weight_grad is None
+        return
+    exact = (grad.float() * x.float() * rstd[:, None]).sum(0)
+    assert weight_grad is not None and weight_grad.dtype == weight.dtype
+    assert (weight_grad.float() - exact).norm() < 5e-3 * exact.norm()
 
 
 @pytest.mark.parametrize(("num", "tp"), MESHES)

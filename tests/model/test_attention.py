@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from selfplay.advantages.advantages import imitated
+from selfplay.config import ScratchConfig
+from selfplay.distributed import init_world
+from selfplay.learner.batch import micro_batches
 from selfplay.model import attention
 from selfplay.model.attention import (
     Span,
@@ -20,6 +25,7 @@ from selfplay.model.attention import (
     _padded,
     attention_backend,
 )
+from selfplay.model.policy import policy_logprobs, scratch_model
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 Install = Callable[[Any], None]
@@ -200,3 +206,24 @@ def test_a_row_is_computed_by_the_kernel_that_fits(
         cu_seq_lens_k=bounds, max_length_q=5, max_length_k=5,
     )  # fmt: skip
     assert calls == [computed_by]
+
+
+def test_no_gradient_of_a_pass_is_copied_into_zeros() -> None:
+    """As an index of the row's batch of one would do, for each of a layer's heads."""
+    shape = ScratchConfig(width=32, layers=2, heads=2, kv_heads=2, mlp_width=32, vocab_size=40)
+    model = scratch_model(shape, seed=0)
+    samples = [imitated("a game", range(20), [0] + [1] * 19, ())]
+    ((_, batch),) = micro_batches(samples, init_world(device="cpu"), budget=20)
+    calls = set[str]()
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.add(function.name())
+            return function(*args, **kwargs or {})
+
+    with Listening():
+        logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
+        logprobs_M.sum().backward()
+    assert "aten::mm" in calls and "aten::select_backward" not in calls
