@@ -164,8 +164,7 @@ def changes(runs: Sequence[Run]) -> str:
         other = first.get(run.config.seed)
         if other is None or run.method == other.method:
             continue
-        scores = [each.after["sampled"].scores for each in (other, run)]
-        if change := paired_change(*scores):
+        if change := paired_change(*(each.after["sampled"] for each in (other, run))):
             before, after = map(_figures, (other, run))
             apart = {n: after[n] - before[n] for n in after if n in before}
             found.setdefault(run.method, []).append({"score": change[0], **apart})
@@ -227,7 +226,7 @@ def results_table(runs: Sequence[Run]) -> str:
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
-        greedy, rise = _greedy([run]), paired_change(before.scores, after.scores)
+        greedy, rise = _greedy([run]), paired_change(before, after)
         cells = [
             run.label,
             show_interval(before.interval),

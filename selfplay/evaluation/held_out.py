@@ -140,7 +140,7 @@ def what_changed(folder: Path) -> str:
     old, new = before.interval, after.interval
     change = f"{new[0] - old[0]:+.3f}"
     fell = False
-    if paired := paired_change(before.scores, after.scores):
+    if paired := paired_change(before, after):
         change = f"{show_change(paired)} on the same {len(after.scores):,} games"
         fell = paired[2] < 0
     partners = "".join(

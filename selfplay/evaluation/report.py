@@ -22,7 +22,7 @@ from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import pair_name
-from selfplay.evaluation.rows import Row, with_partners
+from selfplay.evaluation.rows import Row, paired, with_partners
 from selfplay.evaluation.tables import (
     VIEW_EFFECT,
     columns_of,
@@ -137,9 +137,9 @@ def lost_together(report: Evaluated) -> dict[tuple[str, str], tuple[float, float
         pairs = [(one, one), (other, other), (one, other), (other, one)]
         if not all(pair in cells for pair in pairs):
             continue
-        scores = [_of_both(cells[pair]) for pair in pairs]
-        if len({len(row) for row in scores}) == 1:
-            losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
+        if paired([cells[pair] for pair in pairs]):
+            scores = zip(*(_of_both(cells[pair]) for pair in pairs), strict=True)
+            losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in scores]
             intervals[one, other] = paired_interval(losses)
     return intervals
 
@@ -154,11 +154,11 @@ def lost_with_strangers(report: Evaluated) -> tuple[float, float, float] | None:
     """
     cells = report.cells()
     own = [one for one, other in cells if one == other]
-    pairs = {pair: _of_both(row) for pair, row in cells.items() if {*pair} <= {*own}}
-    if len(own) < 2 or len({len(scores) for scores in pairs.values()}) > 1:
+    pairs = {pair: row for pair, row in cells.items() if {*pair} <= {*own}}
+    if len(own) < 2 or not paired(pairs.values()):
         return None
     at_home, away = (
-        np.mean([scores for (a, b), scores in pairs.items() if (a == b) == same], axis=0)
+        np.mean([_of_both(row) for (a, b), row in pairs.items() if (a == b) == same], axis=0)
         for same in (True, False)
     )
     return paired_interval(at_home - away)

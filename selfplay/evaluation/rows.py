@@ -5,7 +5,7 @@ the reader of result files of any version.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -92,6 +92,13 @@ def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict
         if row.partner is not None and (differ if all_of_them else name in differ):
             shown[f"{name}{OTHER}"] = row.partner
     return shown
+
+
+def paired(rows: Collection[Row]) -> bool:
+    """Whether the rows' scores are those of the same instances. An aborted game has no score, so
+    those after it are of later instances, also in rows that lack as many."""
+    complete = not any(row.measures.get("num_void") for row in rows)
+    return complete and len({len(row.scores) for row in rows}) == 1
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from selfplay.data.seeds import named_seed
-from selfplay.evaluation.rows import OTHERS_SENT, SCRIPT, Row, TalkEffect, ViewEffect
+from selfplay.evaluation.rows import OTHERS_SENT, SCRIPT, Row, TalkEffect, ViewEffect, paired
 
 # Measure, heading, meaning. A table shows the columns that at least one of its rows has.
 COLUMNS = (
@@ -182,14 +182,12 @@ def _gaffke(
     return float(sample.mean()), float(low), float(high)
 
 
-def paired_change(
-    before: Sequence[float], after: Sequence[float]
-) -> tuple[float, float, float] | None:
+def paired_change(before: Row, after: Row) -> tuple[float, float, float] | None:
     """The change of the score on the same instances, (mean, low, high), from one score per instance
-    before and after. None if the numbers of scores differ, as they do after an aborted game."""
-    if len(before) != len(after):
+    before and after. None if a game was aborted, or if the numbers of scores differ."""
+    if not paired([before, after]):
         return None
-    return paired_interval([b - a for a, b in zip(before, after, strict=True)])
+    return paired_interval([b - a for a, b in zip(before.scores, after.scores, strict=True)])
 
 
 def show_interval(interval: tuple[float, float, float]) -> str:

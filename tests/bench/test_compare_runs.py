@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench import compare_runs
+from selfplay.evaluation.rows import Row, read_row
 from selfplay.evaluation.tables import paired_change, show_change
 from tests.helpers.run_folders import make_run, write_lines
 
@@ -52,8 +53,8 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = [*map(str, folders), "--out", str(tmp_path / "figures")]
     assert compare_runs.main([*words, "--name", "t"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    sampled = [held_out(folders[1], stage)["scores"] for stage in ("before", "after")]
-    before, after = map(fmean, sampled)
+    sampled = [read_row(held_out(folders[1], stage), "p", Row) for stage in ("before", "after")]
+    before, after = (fmean(row.scores) for row in sampled)
     cells = [cell.strip() for cell in rows[2].split("|")[1:-1]]
     assert cells[0] == "messages, seed 3" and cells[-1] == "1m15s"
     assert cells[3] == show_change(paired_change(*sampled))

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from selfplay.evaluation.report import Evaluated, lost_together, lost_with_strangers
+from selfplay.evaluation.rows import Row
 from selfplay.evaluation.tables import mean_interval, paired_change, paired_interval
 
 # Scores with their numbers of games, rounded to two decimals (changes to one).
@@ -94,14 +96,28 @@ def test_values_outside_the_limits_have_no_interval(values: list[float], said: s
     assert rounded[1:] == mean_interval([1.0, 0.0])[1:]
 
 
+def row_of(scores: list[float], **measures: float) -> Row:
+    return Row("p", tuple(scores), mean_interval(scores), measures)
+
+
 def test_a_change_is_paired_on_the_games() -> None:
     # Games differ by 0.5 from each other, and each gains 0.1: unpaired intervals overlap.
-    before = [0.2, 0.7] * 50
-    after = [score + 0.1 for score in before]
-    assert mean_interval(before)[2] > mean_interval(after)[1]
+    before, after = row_of([0.2, 0.7] * 50), row_of([0.3, 0.8] * 50)
+    assert before.interval[2] > after.interval[1]
     change = paired_change(before, after)
     assert change and change[0] == pytest.approx(0.1) and 0.05 < change[1] < change[2] < 0.14
-    assert paired_change(before, before[1:]) is None
+    assert paired_change(before, row_of([0.2] * 99)) is None
+
+
+def test_games_are_not_paired_where_some_were_aborted() -> None:
+    """Instances score 0.1, 0.5, 0.9 in both rows, but the first lacks one row, the last the other:
+    by place they would differ by 0.4 each."""
+    rows = [row_of(scores, num_void=1.0) for scores in ([0.5, 0.9], [0.1, 0.5])]
+    assert paired_change(*rows) is None
+    assert paired_change(row_of([0.5, 0.9]), rows[1]) is None
+    cells = {"a": rows[0], "b": rows[0], "a with b": rows[1], "b with a": rows[1]}
+    report = Evaluated("t", {}, cells, (("a", "b"), ("a", "b")))
+    assert lost_together(report) == {} and lost_with_strangers(report) is None
 
 
 def test_of_few_differences_apart_from_the_commonest_the_limits_count() -> None:

@@ -84,7 +84,7 @@ def results(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "score before", show_interval(before.interval)
     if after:
         yield "score after", show_interval(after.interval)
-    if before and after and (change := paired_change(before.scores, after.scores)):
+    if before and after and (change := paired_change(before, after)):
         yield "change", show_change(change)
     if after and after.talk:
         yield "talk effect after", show_change(after.talk.effect)

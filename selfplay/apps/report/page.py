@@ -187,7 +187,7 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The numbers at the top of the page: (name, value, explanation)."""
     before, after = run.row("before", "sampled"), run.row("after", "sampled")
     if before and after and run.steps:
-        change = paired_change(before.scores, after.scores)
+        change = paired_change(before, after)
         yield (
             "score on held-out games",
             f"{before.interval[0]:.3f} → {after.interval[0]:.3f}",

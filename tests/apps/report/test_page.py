@@ -140,7 +140,7 @@ def test_what_the_page_shows_of_a_run(run: Path) -> None:
     files = read_run(run)
     before, after = files.row("before", "sampled"), files.row("after", "sampled")
     assert before and after
-    change = paired_change(before.scores, after.scores)
+    change = paired_change(before, after)
     assert change and change[0] == pytest.approx(after.interval[0] - before.interval[0])
     html = page_html([files])
     assert f"{before.interval[0]:.3f} → {after.interval[0]:.3f}" in html
