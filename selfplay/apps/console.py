@@ -59,7 +59,8 @@ class Console(Observer):
 
     def on_step(self, step: Step) -> None:
         """Print the line of metrics.jsonl, shortened."""
-        self._num_idle += step.metrics.get("num_optimizer_steps") == 0
+        idle = step.metrics.get("num_optimizer_steps") == 0
+        self._num_idle += idle and "num_skipped_steps" not in step.metrics  # whose groups differ
         self._last = step.number
         if self.world.rank:
             return

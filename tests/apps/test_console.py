@@ -64,12 +64,13 @@ def test_each_of_several_policies_has_its_entropy_under_its_own_head_and_none_is
 def test_every_nth_line_stays_and_the_end_counts_the_steps_without_an_update(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 120 steps the first after a resume at 50, and every third; 24 had equal groups, 10 of them
-    before it. A terminal shows the others until the next."""
+    """Of 120 steps the first after a resume at 50, and every third; 23 had equal groups, 10 of them
+    before it, and another had a gradient that is not finite. A terminal shows the others until the
+    next."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     before, console = (Console(Config(steps=120), init_world(device="cpu")) for _ in range(2))
     for number in range(1, 121):
-        more = {"eval_score": 0.5} if number == 50 else {}
+        more = {50: {"eval_score": 0.5}, 60: {"num_skipped_steps": 1.0}}.get(number, {})
         line = {"step": number, "step_s": 1.0, "num_optimizer_steps": float(number % 5 != 0)} | more
         each = before if number <= 50 else console
         if number == 51:
@@ -82,4 +83,4 @@ def test_every_nth_line_stays_and_the_end_counts_the_steps_without_an_update(
     stay = [words[0] for line in lines if (words := line.rpartition("\r")[2].split())[0] != "step"]
     assert stay == ["51/120", *(f"{n}/120" for n in range(54, 121, 3))]
     assert ("52/120" in text) is terminal
-    assert last == "24 of 120 steps made no update: all groups were equal"
+    assert last == "23 of 120 steps made no update: all groups were equal"
