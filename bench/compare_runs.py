@@ -51,9 +51,9 @@ from selfplay.metrics.records import game_text
 
 # Metric, name of its figure, title.
 CURVES = (
-    ("eval_score", "score", "Score on held-out games"),
-    ("eval_messages", "messages", "Messages a held-out game"),
-    ("eval_searches", "searches", "Searches a held-out game"),
+    ("eval_score", "score", "Score on validation games"),
+    ("eval_messages", "messages", "Messages a validation game"),
+    ("eval_searches", "searches", "Searches a validation game"),
 )
 # Metrics of training games.
 CURVE_OF_TRAINING = (
