@@ -209,6 +209,10 @@ def _matches_of_one(plan: EvalPlan, found: Mapping[str, Source], path: Path | No
     policy, config = find_policy(found, path, plan.overrides, partner=plan.partner or SELF)
     pair = _pair_of_one(policy, plan.partner, config, path, plan.overrides)
     assert policy.source is not None
+    if pair[1] != policy:  # its roles' seats; seats of equal roles are played in turn
+        roles = config.game.kit.ROLES
+        seats = chosen_seats(config.game, config.rollout) or range(len(roles))
+        warn_of_seats(found, roles, seats, what="RUN")
     partner, cast = pair[1].spec.text, bool(policy.cast)
     folder = report_folder(policy.source, plan.games, partner, plan.options, cast=cast)
     return Matches(

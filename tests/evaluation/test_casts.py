@@ -291,6 +291,18 @@ def test_who_cannot_play_is_refused(saved: Path, words: tuple[str, ...], said: s
         find_matches(plan)
 
 
+def test_a_policy_of_a_seat_that_plays_equal_roles_in_turn_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One learned seat 0 of two players; with a partner it has seat 1 in half of the games."""
+    folder = trained() / "final/one"
+    find_matches(EvalPlan([folder], partner="scripted:honest"))
+    assert capsys.readouterr().err == (
+        f"warning: RUN: {folder} plays seat 1 (player), which it has not learned; its policy one "
+        "learned seat 0 (player)\n"
+    )
+
+
 LEARNED = {"caller": "0 (caller), 1 (caller)", "clerk": "2 (clerk)"}
 
 
