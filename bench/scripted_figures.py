@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     print(f"|---|{'--:|' * 8}")
     for team in TEAMS[name]:
-        print(row(kit, instances, team, options), flush=True)
+        if options.private_reasoning or "think=" not in " ".join(team):
+            print(row(kit, instances, team, options), flush=True)
     for option, teams in WITHOUT.get(name, {}).items():
         print(f"\nwithout {option}:")
         for team in teams:
