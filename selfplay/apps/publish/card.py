@@ -196,6 +196,8 @@ def _headed(
     seen = Counter[str]()
     for page in pages:
         games = f"{page['num_games']} games of {escaped(Path(str(page['games'])).name)}"
+        aborted = max(row.measures.get("num_void", 0.0) for row in page["rows"].values())
+        games += f" ({aborted:.0f} aborted)" * (aborted > 0)
         who = "the cast" if isinstance(page.get("weights"), Mapping) else f"the policy {policy}"
         after = f" of step {step}" if "weights" in page and step >= 0 else ""
         heading = f"{games}, by `eval.py`: {escaped(who.strip())}{after}{_seats(page, config.game)}"

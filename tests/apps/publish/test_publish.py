@@ -285,6 +285,19 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "random weights" in text and "4 instances of the file mine.parquet" in text
 
 
+def test_an_evaluation_on_the_card_says_how_many_of_its_games_were_aborted(run: Path) -> None:
+    """Of 40 games 9 have no score, so the mean is of 31."""
+    rows = {"policy": row(0.5), "scripted:honest": row(0.9)}
+    rows["policy"]["measures"] |= {"num_void": 9.0, "void_share": 0.225}
+    (run / "eval_generated_endpoint").mkdir()
+    page = json.dumps({"games": "generated", "num_games": 40, "rows": rows})
+    (run / "eval_generated_endpoint" / "evaluation.json").write_text(page)
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "### 40 games of generated (9 aborted), by `eval.py`" in text
+    assert "### 4 games of optimization.jsonl, by `eval.py`" in text, "none aborted"
+
+
 def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
     partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
     address = "endpoint:small@http://10.1.2.3:8000/v1"
