@@ -257,9 +257,10 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _derived(step: dict[str, Any], page: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a step, with sampled tokens a game and a turn, and the memory of its line in
-    page.jsonl."""
-    tokens, games = step.get("num_generated_tokens"), step.get("num_games")
+    """The numbers of a step, with sampled tokens a game and a turn, without those of its branches,
+    and the memory of its line in page.jsonl."""
+    tokens, games = step.get("num_generated_tokens", 0), step.get("num_games")
+    tokens -= step.get("num_branch_tokens", 0)
     own = {name: page[name] for name in MEMORY if _is_number(page.get(name))}
     if tokens and games:
         own["tokens_game"] = tokens / games

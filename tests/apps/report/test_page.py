@@ -419,6 +419,19 @@ def test_each_of_several_policies_has_its_own_curves_seats_and_games(tmp_path: P
         ]
 
 
+def test_tokens_of_branches_are_none_of_a_game_or_a_turn(tmp_path: Path) -> None:
+    """300 tokens, 100 of them in branches, in 10 games of 4 turns: 20 a game, 5 a turn."""
+    folder = make_run(tmp_path / "run", num_games=2)
+    counts = {"num_generated_tokens": 300.0, "num_games": 10.0, "turns": 4.0}
+    lines = [step_line(1) | counts | {"num_branch_tokens": 100.0}, step_line(2) | counts]
+    write_lines(folder / "metrics.jsonl", lines)
+    (tokens,) = (c for c in health_charts(read_run(folder)) if c.title == "Tokens")
+    assert {line["name"]: line["points"] for line in tokens.lines} == {
+        "a turn": [[1, 5.0], [2, 7.5]],
+        "a game": [[1, 20.0], [2, 30.0]],
+    }
+
+
 def test_seats_that_are_paid_apart_are_compared_by_their_roles(tmp_path: Path) -> None:
     """A buyer and a seller: curves of both rewards and of the score with a fixed partner, and both
     rewards after self-play in the table of runs, whose scripts have one row."""
