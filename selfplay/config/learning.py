@@ -24,7 +24,7 @@ class AlgorithmConfig:
     advantage: Annotated[str, function_for("algorithm.advantage")] = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), turns (for each turn the others' mean at this turn),
-    reinforce_pp (batch mean and standard deviation), ema (moving average for each role), ppo
+    reinforce_pp (batch mean and standard deviation), ema (moving average for each seat), ppo
     (critic and GAE, with methods.ppo), or your own function as my_file.py:name
     (docs/your_method.md)"""
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
