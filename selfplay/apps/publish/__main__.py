@@ -141,6 +141,7 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
         served=served_by(weights),
         policy=source.policy,
         mates=[name for name in every if name != source.policy],
+        rest=(every.get(source.policy) or {}).get("rest") or (),
     )
     with atomic_folder(out) as new:
         for file in (*files, *boards):  # evaluations of the copy must exclude these boards too

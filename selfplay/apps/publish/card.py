@@ -39,6 +39,7 @@ from selfplay.evaluation.tables import (
 from selfplay.metrics.records import game_text
 from selfplay.metrics.step_log import plain_json
 from selfplay.model.hub import is_hub_name
+from selfplay.policies.options import PolicyConfig
 from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 
 Rows = Mapping[str, Row]
@@ -132,12 +133,13 @@ def card(
     served: Sequence[str] = (),
     policy: str = "",
     mates: Sequence[str] = (),
+    rest: Sequence[int] = (),
 ) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
     `code` is the last paragraph of the run's code.txt, `step` the number of self-play steps,
-    `served` the notes for a server of the policy, `policy` its name in a run with several and
-    `mates` the names of the others.
+    `served` the notes for a server of the policy, `policy` its name in a run with several, `mates`
+    the names of the others and `rest` its setting of that name.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -163,6 +165,7 @@ def card(
         game=game,
         start=start,
         step=step,
+        rested=sum(not PolicyConfig(rest=tuple(rest)).trains(number) for number in range(step)),
         served=[escaped(line) for line in served],
         mates=" and ".join(map(escaped, mates)),
         partner=_partner_for(config) if mates else "",

@@ -105,12 +105,15 @@ def test_the_card_tells_what_a_server_must_know(run: Path) -> None:
 def test_each_of_several_policies_is_published_with_its_role(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Never the run as one, nor its start; seats by number have their role's name."""
+    """Never the run as one, nor its start; seats by number have their role's name. Of seven steps
+    one rests in the first, fourth and seventh."""
     (run / "final").rename(run / "one")
     for name in ("travellers", "agent"):
         shutil.copytree(run / "one", run / "final" / name)
     shutil.copytree(run / "one", run / "warm_start")
-    own = "policies: {travellers: {seats: [0, user]}, agent: {optim: {lr: 3.0e-5}}}"
+    own = (
+        "policies: {travellers: {seats: [0, user], rest: [2, 1, 2]}, agent: {optim: {lr: 3.0e-5}}}"
+    )
     (run / "config.yaml").write_text(f"game: {{name: mediation}}\nmodel: {{path: x}}\n{own}\n")
     assert publish.main([str(run), "me/pair"]) == 2
     assert f"{run}/final/travellers, {run}/final/agent" in capsys.readouterr().err
@@ -132,6 +135,8 @@ def test_each_of_several_policies_is_published_with_its_role(
     assert " --out me/travellers --partner scripted:honest\n" in said["travellers"]
     assert "One policy for the seat of the agent of" in said["agent"]
     assert "(policy travellers)" in said["agent"]
+    assert "(7 steps of grpo, at rest in 3 of them)" in said["travellers"]
+    assert "(7 steps of grpo)" in said["agent"]
 
 
 PLACES = {
