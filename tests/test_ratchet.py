@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13553, "Liger's norm gradients fill a GPU"),
-    "selfplay": Limit(24581, "a card says in how many of the run's steps its policy rested"),
+    "core": Limit(13552, "Liger's norm gradients fill a GPU"),
+    "selfplay": Limit(24580, "a card says in how many of the run's steps its policy rested"),
     "extras": Limit(2781, "openai and unittest are imported where they are used"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
-    "tests": Limit(35879, "a card says in how many of the run's steps its policy rested"),
+    "tests": Limit(35904, "the advantages after methods, checked game by game"),
     "bench": Limit(3591, "a card tells aborted games, a page leaves out branches' tokens"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -45,7 +45,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.809  # a function: the least
+DOCSTRING_LINES = 2.81  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

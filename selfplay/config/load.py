@@ -73,7 +73,7 @@ def load(
     words = re.findall("'([^']*)'", more[0]["msg"]) if or_word and more else ()
     if fault["type"] == "value_error":  # from a check, whose message names the keys
         rule = str(fault["ctx"]["error"])
-        named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
+        named = re.findall(r"^[a-z_]+(?=:? )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
     elif name in MOVED:
         rule = f"{name} is {MOVED[name]} now (CHANGELOG.md)"
     elif fault["type"] == "unexpected_keyword_argument":

@@ -58,13 +58,14 @@ def at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
 class Watched:
     """Records the update's first look at the samples of these names: `seen` has, by name, each
     trained token's advantage and, if no weight has changed yet, the trainer's log-prob of it.
+    `advantages` has the mean advantage of every sample that this rank trains, by name.
 
     It copies a loss's tensors to the host, so it should watch few samples, as of logged games.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         """Every rank passes the same names; it only sees the samples that it trains."""
-        self._names, self.changed = names, False
+        self._names, self.changed, self.advantages = names, False, dict[str, float]()
         self.seen: dict[str, tuple[list[float], list[float]]] = {}
 
     def see(self, logprobs_M: Tensor, batch: MicroBatch) -> None:

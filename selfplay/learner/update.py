@@ -40,6 +40,7 @@ from selfplay.learner.rescore import (
     mismatch_values,
     with_ess,
 )
+from selfplay.metrics.records import mean_advantages
 
 
 class NonFinite(RunEnds):
@@ -71,6 +72,8 @@ def update_policy(
             samples = checked_samples(samples)
         check_mismatch(metrics, max_mismatch)
         rollout_metrics |= metrics
+    watched = watched or Watched(())
+    watched.advantages = mean_advantages(samples)
     lr = learning_rate(step, config.optim, num_steps=config.steps)
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
@@ -98,8 +101,7 @@ def update_policy(
             raise SettingsError(f"{error}; this step is not saved") from error
         if metrics:
             per_step.append(metrics)
-            if watched is not None:
-                watched.changed = True
+            watched.changed = True
     metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=config.algorithm.epochs)
     return metrics | rollout_metrics, skipped
 
@@ -339,8 +341,7 @@ def _over_steps(
     metrics = step_means(per_step)
     for of_step in per_step[:1]:
         metrics |= {name: of_step[name] for name in MISMATCH_METRICS if name in of_step}
-    num_tokens = sum(of_step["num_trained_tokens"] for of_step in per_step)
-    metrics["num_trained_tokens"] = num_tokens / epochs
+    metrics["num_trained_tokens"] = sum(each["num_trained_tokens"] for each in per_step) / epochs
     metrics["num_optimizer_steps"] = float(len(per_step))
     if num_skipped:
         metrics["num_skipped_steps"] = float(num_skipped)

@@ -36,8 +36,8 @@ class TokenRecord:
 class Step:
     """A finished step; `number` counts from 1. It has this rank's games, the samples it trained on
     with their advantages, the line of metrics.jsonl, which is over all ranks, and the statistics of
-    credit assignment. `advantages` has each sample's mean advantage by name, over all ranks; it is
-    empty with a critic, which computes them only in the update."""
+    credit assignment. `advantages` has each trained sample's mean advantage in the loss by name,
+    over all ranks; those of `samples` are from before the methods' `prepare`."""
 
     number: int
     episodes: list[Episode]

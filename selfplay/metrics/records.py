@@ -134,7 +134,7 @@ def branch_records(episode: Episode) -> list[dict[str, Any]]:
 
 def mean_advantages(samples: Sequence[Sample]) -> dict[str, float]:
     """Each sample's mean advantage over its trained tokens, by its name."""
-    return {one.name: sum(one.advantages) / sum(one.mask) for one in samples}
+    return {one.name: sum(one.advantages) / max(1, sum(one.mask)) for one in samples}
 
 
 def group_records(
@@ -149,8 +149,8 @@ def group_records(
 
     A game is a record as in games.jsonl whose trained seats also have their `reward` (the total of
     the game), their mean `return` over the seat's trained tokens, and the mean `advantage` of these
-    tokens. The advantage is None if the sample does not train, because all returns of the group are
-    equal, or if a critic computes advantages later.
+    tokens, as methods leave it to the update. The advantage is None if the sample does not train,
+    because all returns of the group are equal or a method leaves it out.
     """
     records: dict[str, dict[str, Any]] = {}
     for episode in episodes:

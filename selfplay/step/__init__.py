@@ -25,7 +25,7 @@ from selfplay.learner.method import Method, checked_samples, hook_call
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
-from selfplay.metrics.records import checked_state, logged, mean_advantages
+from selfplay.metrics.records import checked_state, logged
 from selfplay.metrics.step import add_up, step_metrics
 from selfplay.partners.opponents import pass_results
 from selfplay.partners.partners import shared_out
@@ -75,14 +75,13 @@ def take_step(run: Run, step: int) -> Step:
         if evaluates_after(config, num_done):
             with run.timed("eval"):  # the validation games, also with each of `eval.partners`
                 metrics |= validation(run.evaluation, run.fixed_partners)
-    samples = [*chain(*batch.samples.values())]
     done = Step(
         num_done,
         rollout.episodes,
-        samples,
+        [*chain(*batch.samples.values())],
         {"step": num_done, **metrics, **run.timed.lap()},
         batch.stats,
-        advantages_of(run, samples),
+        updated.advantages,
         skipped=updated.skipped,
         complete=ending.failed is None,
         tokens=updated.tokens,
@@ -223,6 +222,8 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
         updated.metrics.update(named(metrics, policy))
         updated.skipped.extend(skipped)
         updated.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
+        for of_rank in gather_objects(watched.advantages, run.world):
+            updated.advantages.update(of_rank)
     updated.metrics.update(sums_of_policies(updated.metrics))
     return updated
 
@@ -269,14 +270,6 @@ def measure(run: Run, rollout: Rollout, batch: Batch, updated: UpdateResult) -> 
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
     num_restarts = sum(policy.engine.take_num_restarts() for policy in run.policies)
     return metrics | run.changed | {"num_engine_restarts": num_restarts}
-
-
-def advantages_of(run: Run, samples: Sequence[Sample]) -> dict[str, float]:
-    """Each sample's mean advantage by name, over all ranks, since samples move between ranks. None
-    of a policy with ppo, whose critic computes advantages in the update."""
-    critics = {each.name for each in run.policies if each.config.algorithm.advantage == "ppo"}
-    own = mean_advantages([sample for sample in samples if sample.policy not in critics])
-    return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
 
 
 def push(run: Run, version: int) -> dict[str, float]:

@@ -124,9 +124,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The update's metrics over all ranks, why optimizer steps were skipped, and the token records
-    of logged games."""
+    """The update's metrics over all ranks, why optimizer steps were skipped, the token records of
+    logged games, and each sample's mean advantage by name over all ranks."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
+    advantages: dict[str, float] = field(default_factory=dict)

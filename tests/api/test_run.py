@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,9 @@ import torch
 import yaml
 
 import selfplay
+from selfplay.advantages.sample import Sample
+from selfplay.config import Config
+from selfplay.learner.method import Method
 from selfplay.step import measure
 from tests.helpers.interrupted import stopped
 from tests.helpers.tiny_run import (
@@ -73,6 +78,30 @@ def test_a_step_has_what_the_update_saw_of_each_token_of_the_logged_games(warm: 
         records = run.step().tokens.values()
         seen = [bool(record.mismatch) for record in records]
         assert all(record.advantages for record in records) and any(seen) and not all(seen)
+
+
+class Halves(Method):
+    """Halves the advantages, and leaves the first sample out."""
+
+    def prepare(
+        self, samples: Sequence[Sample], *, step: int, config: Config
+    ) -> tuple[list[Sample], dict[str, float]]:
+        return [replace(s, advantages=[a / 2 for a in s.advantages]) for s in samples[1:]], {}
+
+
+def test_the_groups_have_the_advantages_that_methods_leave_to_the_update(warm: Path) -> None:
+    """Half of what the credit gave, as each token of the update has; none where a method leaves a
+    sample out."""
+    with selfplay.start(SETTINGS, {"log_games_every": 1, "methods": {Halves: {}}}, out=warm) as run:
+        step = run.step()
+    _, *others = step.samples
+    assert step.advantages.keys() == step.tokens.keys() == {sample.name for sample in others}
+    for sample in others:
+        half = sum(sample.advantages) / sum(sample.mask) / 2
+        assert step.advantages[sample.name] == pytest.approx(half)
+    games = [game for group in run.groups for game in group["games"]]
+    told = [seat["advantage"] for game in games for seat in game["seats"] if "advantage" in seat]
+    assert sorted(filter(None, told)) == sorted(filter(None, step.advantages.values()))
 
 
 CELL = """

@@ -275,6 +275,10 @@ TRAIN: list[Row] = [
         (f"game.name={KUHN}", "game.options=null", "monitors=[back to best if score falls 0.1]"),
         "monitors: in a zero-sum game…by observed/exploitability…got 'back to best if score falls",
     ),
+    (
+        "monitors=[halt if score < 1]",
+        "override 'monitors=[halt if score < 1]': monitors: a rule must",
+    ),
     ("monitors=[stop if entropy/usr < 1]", "monitors: entropy/usr must be entropy, got 'stop if"),
     (
         (TWO.replace("policies: ", "policies="), "monitors=[stop if entropy < 1 over 2]"),
