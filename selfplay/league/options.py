@@ -24,7 +24,13 @@ class LeagueOptions:
     """of hard: a member's weight is the share that the policy loses to it, to this power"""
 
     def check(self, config: Config) -> None:
-        """Raise ValueError without the partner `pool`."""
+        """Raise ValueError without the partner `pool`, and for several policies, each of which has
+        its own."""
+        if config.policies:
+            raise ValueError(
+                "rollout.opponents must be shares or a class of your own with policies, got league,"
+                " which draws from the pool of rollout.partners"
+            )
         specs = [spec for spec, _ in parse_shares(config.rollout.partners)]
         if POOL not in [spec.kind for spec in specs]:
             raise ValueError(

@@ -452,6 +452,10 @@ SETTINGS: list[Row] = [
     ((BRANCH, "engine.kind=sglang", "engine.sessions=true"), "engine.sessions"),
     (("rollout.play=branches", "methods.resample.instances=4"), "resample…decisions"),
     ("rollout.opponents=league", "rollout.partners must have pool with …league…got self"),
+    (
+        ("rollout.opponents=league", "policies={left: {seats: [0]}, right: {seats: [1]}}"),
+        "rollout.opponents must be shares or …policies, got league",
+    ),
     ((BRANCH, "rollout.options.siblings=1"), "siblings"),
     ("rollout.branch.turns=all", "rollout.play=branches"),
     (FIRST, "first_teachers"),
