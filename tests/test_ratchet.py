@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13552, "Liger's norm gradients fill a GPU"),
-    "selfplay": Limit(24585, "a league with several policies is refused in one true line"),
+    "core": Limit(13552, "Liger's norm gradients fill a GPU; a 26M's two engine processes"),
+    "selfplay": Limit(24585, "as core; the view's controls beside the games; audited figures"),
     "extras": Limit(2781, "openai and unittest are imported where they are used"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
-    "tests": Limit(35908, "a league with several policies is refused in one true line"),
+    "tests": Limit(35908, "claims on the above"),
     "bench": Limit(3591, "a card tells aborted games, a page leaves out branches' tokens"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
