@@ -32,6 +32,7 @@ from selfplay.checkpoint import (
     repair_folder,
     resume,
     state_of,
+    step_of,
 )
 from selfplay.config import Config
 from selfplay.config.features import section_class
@@ -172,7 +173,8 @@ def set_up(
     ]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
-    note_start(folder, world.rank, getattr(first.engine, "start_s", {}))
+    if not home.is_over():
+        note_start(folder, world.rank, getattr(first.engine, "start_s", {}))
     if 0 < first_step < config.steps and world.rank == 0:
         print(f"{folder} continues with step {first_step + 1} of {config.steps}", flush=True)
     if first_step >= max(config.steps, 1) and world.rank == 0:
@@ -413,10 +415,18 @@ class _RunFolder:
             )
         self.lock = hold_run(self.path, self.lock)
         self.cleanup.callback(self.lock.close)
-        open_run(self.opening)
+        if not self.is_over():
+            open_run(self.opening)
         for home, damaged in self.damaged.items():
             repair_folder(home, damaged, imitation=progress_folder(home))
-        keep_code(self.opening)
+        if not self.is_over():
+            keep_code(self.opening)
+
+    def is_over(self) -> bool:
+        """Whether the run had all these steps before this start, which then takes none: its
+        settings and its code stay those of its policy."""
+        final, after = self.path / "final" / self.config.policy_names[0], "held_out_after.json"
+        return step_of(final) >= max(self.config.steps, 1) and (self.path / after).exists()
 
 
 def check_shared(folder: Path, world: World) -> None:

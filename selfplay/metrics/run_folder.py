@@ -244,15 +244,13 @@ def open_run(opening: Opening) -> None:
     """
     folder, config, trained = opening.folder, opening.config, opening.trained
     saved, code, names = folder / "config.yaml", opening.code, opening.names
-    if config.optim.schedule != "constant" and "checkpoints" in trained:
-        for line in opening.changed:
-            if line.startswith("steps:"):
-                print(
-                    f"{folder} continues with another length ({line}): optim.schedule="
-                    f"{config.optim.schedule} now follows the new length, so the learning rate "
-                    "differs from a run that had this length from the start",
-                    flush=True,
-                )
+    length = [line for line in opening.changed if line.startswith("steps:")]
+    if length and config.optim.schedule != "constant" and "checkpoints" in trained:
+        print(
+            f"{folder} continues with another length ({length[0]}): optim.schedule="
+            f"{config.optim.schedule} follows it, with other rates than a run of it from the start",
+            flush=True,
+        )
     if opening.anew:
         for name in _PREPARED:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -270,12 +268,7 @@ def open_run(opening: Opening) -> None:
         key, _, value = what.partition(" ")
         put_name(values, key, value, name)
     write_atomically(saved, dump(values))
-    print(
-        *(f"{line}\n" for line in all_changed_originals(own_names(config))),
-        sep="",
-        end="",
-        flush=True,
-    )
+    print(end="".join(f"{line}\n" for line in all_changed_originals(own_names(config))), flush=True)
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
         lines = file.read().splitlines()

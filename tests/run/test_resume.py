@@ -83,3 +83,8 @@ def test_a_finished_run_started_again_is_unchanged(
     assert last.endswith(f"{sys.orig_argv[0]} -m selfplay.apps.play {folder}")
     assert_same_run(straight, folder)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    # Settings that a longer run could change are not those of its policy, nor is the start.
+    assert run_tiny(folder, "steps=3", "eval.final_games=1", "log_games_every=9") == 0
+    assert "already has 4 of 3 steps" in capsys.readouterr().out
+    for name in ("config.yaml", "code.txt"):
+        assert (folder / name).read_bytes() == (straight / name).read_bytes()
