@@ -248,7 +248,7 @@ def open_run(opening: Opening) -> None:
     if length and config.optim.schedule != "constant" and "checkpoints" in trained:
         print(
             f"{folder} continues with another length ({length[0]}): optim.schedule="
-            f"{config.optim.schedule} follows it, with other rates than a run of it from the start",
+            f"{config.optim.schedule} follows it; the learning rate differs from such a new run",
             flush=True,
         )
     if opening.anew:
