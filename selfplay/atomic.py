@@ -106,9 +106,9 @@ def _agreed(own: T | OSError, partial: Path, world: World | None) -> list[T]:
 
 def take_name(folder: Path, world: World | None = None) -> None:
     """Sync the filled folder to disk, write its manifest, and rename it to `folder`, which it
-    replaces. Every rank of `world` must call and digests the files that it wrote; without it one
-    process does everything. Raises OSError, on every rank, if the file system refuses to write:
-    `folder` is then unchanged, and nothing is left next to it."""
+    replaces. What others have put there stays. Every rank of `world` must call and digests the
+    files that it wrote; without it one process does everything. Raises OSError, on every rank, if
+    the file system refuses to write: `folder` is then unchanged, and nothing is left next to it."""
     partial, old = hidden(folder), folder.with_name(OLD + folder.name)
     own: _Sealed | OSError
     try:
@@ -130,9 +130,20 @@ def take_name(folder: Path, world: World | None = None) -> None:
             if old.exists() and not folder.exists():
                 old.rename(folder)
             raise _refusal(error, folder) or error from None
+        _keep_others(old, folder)
         shutil.rmtree(old, ignore_errors=True)
 
     _once(name_it, world)
+
+
+def _keep_others(old: Path, folder: Path) -> None:
+    """Move what others have put into a folder, which its manifest does not name, to the one that
+    replaces it. A folder without a manifest is not known to have any."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        names = [*json.loads((old / MANIFEST).read_bytes())["sizes"], "__pycache__"]
+        own = {each.name for each in folder.iterdir()} | {name.split("/")[0] for name in names}
+        for path in [each for each in old.iterdir() if each.name not in own]:
+            path.rename(folder / path.name)
 
 
 def hidden(folder: Path) -> Path:
@@ -166,6 +177,7 @@ def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> Non
         for old in home.glob(f"{OLD}{name}"):
             folder = old.with_name(old.name.removeprefix(OLD))
             if folder.exists():
+                _keep_others(old, folder)
                 shutil.rmtree(old)
             else:
                 old.rename(folder)

@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24585, "as core; the view's controls beside the games; audited figures"),
     "extras": Limit(2781, "openai and unittest are imported where they are used"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
-    "tests": Limit(35912, "a finished run started again keeps its settings"),
+    "tests": Limit(35915, "theirs stays, wherever a replacement is killed"),
     "bench": Limit(3591, "a card tells aborted games, a page leaves out branches' tokens"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

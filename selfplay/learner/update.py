@@ -189,11 +189,7 @@ def denominator(term: LossTerm) -> float:
 
 
 def _backward(
-    learner: Learner,
-    terms: Sequence[LossTerm],
-    denominators: Sequence[float],
-    *,
-    config: Config,
+    learner: Learner, terms: Sequence[LossTerm], denominators: Sequence[float], *, config: Config
 ) -> dict[str, float]:
     """Accumulate the gradients of all micro-batches; returns the losses' metrics as means over the
     trained tokens of all ranks. Raises NonFinite on every rank for a loss that is not finite."""

@@ -63,10 +63,13 @@ def before_each_access(work: Callable[[], object], home: Path) -> list[Path]:
 def test_killed_at_any_file_access_leaves_the_old_folder_or_the_new_one(
     tmp_path: Path, replaced: bool
 ) -> None:
+    """What a person has put into it stays in both; a file of the new one comes before theirs."""
     home, found = tmp_path / "home", []
     home.mkdir()
+    theirs = {"README.md": b"theirs", "notes/a.txt": b"note"} if replaced else {}
     if replaced:
         write(home / "folder", OLD)
+        fill(home / "folder", theirs | {"d.txt": b"theirs too"})
     *killed, whole = before_each_access(lambda: write(home / "folder", NEW), home)
     for left in killed:
         clear_leftovers([left])
@@ -74,11 +77,12 @@ def test_killed_at_any_file_access_leaves_the_old_folder_or_the_new_one(
         assert there or not replaced
         assert list(left.iterdir()) == [left / "folder"] * there
         found.append(files_in(left / "folder") if there else None)
-        assert found[-1] in (NEW, OLD if replaced else None)
+        assert found[-1] in (NEW | theirs, OLD | theirs | {"d.txt": b"theirs too"}, None)
         assert not there or damage(left / "folder") is None
     assert len(found) > 15
-    assert found == sorted(found, key=lambda files: files == NEW), "old, then new"
-    assert NEW in found and found[0] != NEW and files_in(whole / "folder") == NEW
+    new = NEW | theirs
+    assert found == sorted(found, key=lambda files: files == new), "old, then new"
+    assert new in found and found[0] != new and files_in(whole / "folder") == new
 
 
 def test_killed_while_it_is_deleted_a_folder_is_gone_or_whole(tmp_path: Path) -> None:
