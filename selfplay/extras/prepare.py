@@ -68,6 +68,8 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--limit", type=int, help="largest number of tasks to use (generated: 5000)")
     args = parser.parse_args(words)
     try:
+        if Path(args.dataset).resolve() in [(args.out / f"{n}.parquet").resolve() for n in SPLITS]:
+            raise ValueError(f"--out must not replace --dataset, got {args.out}; use another")
         if args.dataset.startswith(PREFIX):
             spec, num = args.dataset.removeprefix(PREFIX), args.limit or NUM_TASKS
             rows = rows_of_gym(spec, num=num, seed=args.seed)

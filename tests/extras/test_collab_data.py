@@ -174,6 +174,11 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "missing.jsonl" in error_of(tmp_path / "missing.jsonl")
     assert "--validation" in error_of(EXAMPLES, "--limit", "2")
     assert "--test" in error_of(EXAMPLES, "--test", "1")
+    own = tmp_path / "out" / "train.parquet"
+    own.parent.mkdir()
+    own.write_bytes(b"mine")
+    assert "--out must not replace --dataset" in error_of(own)
+    assert own.read_bytes() == b"mine"
 
 
 @needs_bwrap

@@ -59,13 +59,7 @@ from selfplay.engines.base import GameRunner
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
-from selfplay.evaluation.plan import (
-    ITSELF,
-    MatrixPlayer,
-    find_config,
-    find_partner,
-    find_policy,
-)
+from selfplay.evaluation.plan import ITSELF, MatrixPlayer, find_config, find_partner, find_policy
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,
     find_policies,
@@ -117,9 +111,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def find_players(
-    args: argparse.Namespace,
-) -> tuple[Spec, Config, MatrixPlayer | None, list[int]]:
+def find_players(args: argparse.Namespace) -> tuple[Spec, Config, MatrixPlayer | None, list[int]]:
     """The player of the other seats, the settings, the policy or the cast of RUN (None if it is a
     script) and the person's seats. Raises ValueError for invalid arguments; warns of one of several
     policies in a seat that it has not learned."""

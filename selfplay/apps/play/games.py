@@ -282,16 +282,17 @@ def result_of(episode: Episode, session: Session) -> dict[str, Any]:
 
 
 def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
-    """Append the game to a .jsonl file, which is created if needed."""
+    """Append the game on a line of its own to a .jsonl file, which is created if needed."""
     record = None if episode.game is None else kit.record(episode.game)
     if record is None:
         record = game_record(episode, step=0)
     else:
         record["players"] = list(episode.players)
     path.parent.mkdir(parents=True, exist_ok=True)
+    cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a person or a kill
     with path.open("a", encoding="utf-8") as file:
         # JSON escapes keep it on one line, whatever a message contains.
-        file.write(json.dumps(record) + "\n")
+        file.write("\n" * cut + json.dumps(record) + "\n")
 
 
 def talk_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:

@@ -423,6 +423,9 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     assert state["board"] is None and any("text" in turn for turn in state["talk"])
     keep_game(episode, config.game.kit, tmp_path / "played.jsonl")
     (line,) = (tmp_path / "played.jsonl").read_text().splitlines()
+    (tmp_path / "played.jsonl").write_text(line)  # without the end of the line
+    keep_game(episode, config.game.kit, tmp_path / "played.jsonl")
+    assert (tmp_path / "played.jsonl").read_text() == f"{line}\n{line}\n"
     kept = json.loads(line)
     assert kept["state"]["game"] == "collab" and kept["seats"][0]["player"] == "person"
 
