@@ -26,13 +26,13 @@ import matplotlib as mpl
 from cycler import cycler
 from matplotlib.figure import Figure
 
-from dialop.kit import switch
 from dialop.shown import fenced, on_one_line
 from selfplay.apps.console import clock
 from selfplay.apps.report.charts import COLOURS, svg_of
 from selfplay.atomic import write_atomically
-from selfplay.config import Config, load_config
-from selfplay.config.text import changed, difference
+from selfplay.config import Config
+from selfplay.config.load import load
+from selfplay.config.text import changed, difference, plain
 from selfplay.errors import SettingsError
 from selfplay.evaluation.rows import SCRIPT, Row, read_rows
 from selfplay.evaluation.tables import (
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def is_control(self) -> bool:
-        return not switch(self.config.game.options, "messages", default=True)
+        return not plain(self.config.game.options).get("messages", True)
 
 
 def read_run(folder: Path) -> Run:
@@ -95,7 +95,7 @@ def read_run(folder: Path) -> Run:
     for path in paths:
         if not path.exists():
             raise ValueError(f"{folder} is not a finished run: it has no {path.name}")
-    config = load_config(paths[0])
+    config = load(Config, paths[0], code="none")  # with the names of one's own files as given
     before, after = (read_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
     if "sampled" not in before or "sampled" not in after:
         raise ValueError(f"{folder}: a script named sampled replaces the policy")
@@ -190,18 +190,13 @@ def _figures(run: Run) -> dict[str, float]:
     return talk | shown
 
 
-def held_to(config: Config) -> Config:
-    """The settings that decide which held-out games a run plays; all others have defaults. Messages
-    and search are always on, because controls may turn them off."""
-    options = config.game.options
-    allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
-    options = replace(options, **allowed) if allowed else options
-    game = replace(config.game, options=options)
-    return Config(
-        game=game,
-        data=replace(Config().data, test=config.data.test, validation=config.data.validation),
-        eval=replace(Config().eval, final_games=config.eval.final_games),
-    )
+def held_to(config: Config) -> dict[str, Any]:
+    """The settings that decide which held-out games a run plays. Messages and search are always on,
+    because controls may turn them off."""
+    game = plain(config.game)
+    game["options"] |= {name: True for name in ("messages", "search") if name in game["options"]}
+    data = {"test": config.data.test, "validation": config.data.validation}
+    return {"game": game, "data": data, "eval": {"final_games": config.eval.final_games}}
 
 
 def results_table(runs: Sequence[Run]) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bench import compare_runs
+from selfplay.config import load_config
+from selfplay.config.own_code import CODE, own_code, own_names, write_copies
+from selfplay.config.text import dump
 from selfplay.evaluation.rows import Row, read_row
 from selfplay.evaluation.tables import paired_change, show_change
 from tests.helpers.run_folders import make_run, write_lines
@@ -113,3 +116,17 @@ def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
         (folder / "code.txt").write_text(f"{own.replace('=', ' ')} sha256 {folder.name * 32}\n")
     labels = ["messages", "algorithm.advantage of sha256 b2b2b2b2"]
     assert [run.method for run in compare_runs.read_runs(pair)] == labels
+
+
+def test_seeds_of_ones_own_game_and_function_are_of_one_method(tmp_path: Path) -> None:
+    """Although each run has its own copies."""
+    own = ("game.name=examples/meeting/meeting.py", "game.options=null", "warm_start=off")
+    own += ("algorithm.advantage=examples/method/median.py:advantage",)
+    pair = [made(tmp_path / seed, f"seed={seed}") for seed in ("3", "4")]
+    for folder in pair:
+        path = folder / "config.yaml"
+        path.write_text(dump(config := load_config(path, own)))
+        (folder / CODE).mkdir()
+        write_copies(own_code(own_names(config)), folder / CODE)
+        assert load_config(path).game.name == str(folder / CODE / "meeting.py")
+    assert [run.method for run in compare_runs.read_runs(pair)] == ["messages", "messages"]
