@@ -268,7 +268,8 @@ def open_run(opening: Opening) -> None:
         key, _, value = what.partition(" ")
         put_name(values, key, value, name)
     write_atomically(saved, dump(values))
-    print(end="".join(f"{line}\n" for line in all_changed_originals(own_names(config))), flush=True)
+    for line in all_changed_originals(own_names(config)):
+        print(line, flush=True)
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
         lines = file.read().splitlines()

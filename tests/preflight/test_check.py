@@ -464,23 +464,20 @@ def test_a_run_with_functions_of_ones_own(
     with chat_server(marks) as server:
         words = [f"{key}={name}" for key, name in files.items()]
         words += ["algorithm.options.tau=0.1", f"methods.judge.rubric={tmp_path / 'rubric.md'}"]
-        words += [
-            f"methods.judge.model=endpoint:judge@{server.url}",
-            "steps=2",
-            "rollout.max_turns=3",
-        ]
-        folder = run_warm(tmp_path / "run", *words)
-    for line, mark in zip(metrics_of(folder), (9 / 64, 25 / 64), strict=True):  # 2 … 16, 18 … 32
-        assert line["squared_log_ratio"] >= 0 and line["mark"] == pytest.approx(mark)
-        assert line["num_void"] == 8 and line["num_endpoint_requests"] == 16
-    code = (folder / "code.txt").read_text()
-    for key, name in files.items():
-        digest = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
-        assert f"{key} {name} sha256 {digest}\n" in code
-    (folder / "code.txt").write_text(code.replace(digest, "0" * 64))
-    assert run_tiny(folder, *words) == 0
+        words += [f"methods.judge.model=endpoint:judge@{server.url}", "rollout.max_turns=3"]
+        folder = run_warm(tmp_path / "run", *words, "steps=2")
+        code = (folder / "code.txt").read_text()
+        for key, name in files.items():
+            digest = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
+            assert f"{key} {name} sha256 {digest}\n" in code
+        (folder / "code.txt").write_text(code.replace(digest, "0" * 64))
+        assert run_tiny(folder, *words, "steps=3") == 0
     said = capsys.readouterr().out
     assert f"continues with a changed rollout.player {files['rollout.player']}\n" in said
+    first, second, _ = metrics_of(folder)
+    for line, mark in ((first, 9 / 64), (second, 25 / 64)):  # of 2 … 16, 18 … 32
+        assert line["squared_log_ratio"] >= 0 and line["mark"] == pytest.approx(mark)
+        assert line["num_void"] == 8 and line["num_endpoint_requests"] == 16
 
 
 def test_an_exit_in_a_step_is_an_error_after_a_save(
