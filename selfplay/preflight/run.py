@@ -88,6 +88,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     for number, name in enumerate(config.policy_names):
         with section_class("policies").naming(config, name):
             check_functions(policies[number], policies[0] if number else None)
+    _check_options(config, policies)
     own_code(own_names(config))
     check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)
@@ -114,6 +115,23 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
             )
             renderings.append(_check_policy(each, here=here))
     return renderings[0]
+
+
+def _check_options(config: Config, policies: Sequence[Config]) -> None:
+    """Raise SettingsError for `algorithm.options` where no custom code may read them: a loss, an
+    advantage, or a method, which gets all settings.
+
+    The run's options count for its policies, which may have a loss of their own.
+    """
+    own = {name for each in policies for name in each.methods} - {*PLUGINS["methods"].built_in}
+    for key in ("loss", "advantage"):
+        own |= {getattr(each.algorithm, key) for each in policies}
+        own -= {*PLUGINS[f"algorithm.{key}"].built_in}
+    if config.algorithm.options and not own:
+        raise SettingsError(
+            "algorithm.options must be {} with a built-in algorithm.loss and algorithm.advantage, "
+            f"which read no options, got {', '.join(config.algorithm.options)}"
+        )
 
 
 def _check_policy(config: Config, *, here: bool) -> Rendering:

@@ -279,6 +279,7 @@ TRAIN: list[Row] = [
         "monitors=[halt if score < 1]",
         "override 'monitors=[halt if score < 1]': monitors: a rule must",
     ),
+    ("algorithm.options.tau=0.1", "algorithm.options must be {} with a built-in…got tau"),
     ("monitors=[stop if entropy/usr < 1]", "monitors: entropy/usr must be entropy, got 'stop if"),
     (
         (TWO.replace("policies: ", "policies="), "monitors=[stop if entropy < 1 over 2]"),

@@ -256,8 +256,8 @@ def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_that_divide_layers(
         for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean", "kl_reference"):
             assert mine[name] == near(yours[name], RUN_STEP), name
         assert_alike(state_after(changed, step), state_after(same, step))
-        state = state_after(changed, step)["state"]
-        assert state["policies"][""]["baselines"]
+        state = state_after(changed, step)["state"]["policies"][""]
+        assert state["baselines"]
         assert state["partners"]["pool"] == list(range(step + 1))
         before, ours, theirs = (
             weights_after(run, number)
