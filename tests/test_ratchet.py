@@ -24,10 +24,10 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13553, "Liger's norm gradients fill a GPU; a 26M's two engine processes"),
-    "selfplay": Limit(24590, "options that nothing reads are refused"),
+    "selfplay": Limit(24590, "as core; the view's controls beside the games; audited figures"),
     "extras": Limit(2783, "a played game and a data set that stay"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
-    "tests": Limit(35935, "options that nothing reads are refused"),
+    "tests": Limit(35935, "claims on the above and on what a stranger found"),
     "bench": Limit(3586, "a card tells aborted games, a page leaves out branches' tokens"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
