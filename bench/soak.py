@@ -209,7 +209,7 @@ def mark_stages(marks: Path, goal: Goal | None) -> None:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """The contents that must be the same, by file. Logs are without times in seconds. Excluded are
+    """The contents that must be the same, by file. Logs are without times and memory. Excluded are
     a state's `.metadata` (torch writes a random name into it), the manifest, and the report, which
     shows times and the folder's name."""
     found: dict[str, object] = {}
@@ -217,9 +217,10 @@ def contents(folder: Path) -> dict[str, object]:
         name = str(path.relative_to(folder))
         if path.is_dir() or path.name in NOT_COMPARED:
             continue
-        if path.name in ("metrics.jsonl", "warm_start.jsonl"):
+        if path.name in ("metrics.jsonl", "warm_start.jsonl", "page.jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{k: v for k, v in x.items() if not k.endswith("_s")} for x in lines]
+            measured = ("_s", "_gib")  # of this process
+            found[name] = [{k: v for k, v in x.items() if not k.endswith(measured)} for x in lines]
         else:
             found[name] = path.read_bytes()
     return found

@@ -28,7 +28,7 @@ WEIGHT = {
     "extras": Limit(2783, "a played game and a data set that stay"),
     "dialop": Limit(7953, "an ended run's line is true before its first save"),
     "tests": Limit(35935, "claims on the above and on what a stranger found"),
-    "bench": Limit(3586, "a card tells aborted games, a page leaves out branches' tokens"),
+    "bench": Limit(3587, "page.jsonl's memory is of a process"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
