@@ -173,7 +173,7 @@ def set_up(
     ]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
-    if not home.is_over():
+    if not home.over:
         note_start(folder, world.rank, getattr(first.engine, "start_s", {}))
     if 0 < first_step < config.steps and world.rank == 0:
         print(f"{folder} continues with step {first_step + 1} of {config.steps}", flush=True)
@@ -350,7 +350,8 @@ class _Begun:
 @dataclass(slots=True)
 class _RunFolder:
     """A run's folder at the start, on rank 0: first `check`, which changes nothing, then
-    `make_ready`. Its `lock` is held until `cleanup`."""
+    `make_ready`. Its `lock` is held until `cleanup`. It is `over` if the run had all its steps
+    before this start, which then takes none: settings and code stay those of its policy."""
 
     path: Path
     config: Config
@@ -359,6 +360,7 @@ class _RunFolder:
     warned: set[Path] = field(default_factory=set)  # policies with the same folder are told once
     opening: Opening = field(init=False)
     damaged: dict[Path, dict[Path, str]] = field(init=False)
+    over: bool = False
 
     def check(self) -> None:
         """Raise SettingsError for a folder that another process uses, that cannot be repaired, or
@@ -370,6 +372,9 @@ class _RunFolder:
             home: damaged_saves(home, imitation=progress_folder(home)) for home in self.homes()
         }
         self.opening = check_run_folder(self.path, self.config)
+        done = step_of(self.path / "final" / self.config.policy_names[0])
+        after = self.path / "held_out_after.json"
+        self.over = done >= max(self.config.steps, 1) and after.exists()
         damaged = self.damaged[self.path]
         saved = [each for each in checkpoints(self.path) if each not in damaged]
         if not saved:
@@ -415,18 +420,12 @@ class _RunFolder:
             )
         self.lock = hold_run(self.path, self.lock)
         self.cleanup.callback(self.lock.close)
-        if not self.is_over():
+        if not self.over:
             open_run(self.opening)
         for home, damaged in self.damaged.items():
             repair_folder(home, damaged, imitation=progress_folder(home))
-        if not self.is_over():
+        if not self.over:
             keep_code(self.opening)
-
-    def is_over(self) -> bool:
-        """Whether the run had all these steps before this start, which then takes none: its
-        settings and its code stay those of its policy."""
-        final, after = self.path / "final" / self.config.policy_names[0], "held_out_after.json"
-        return step_of(final) >= max(self.config.steps, 1) and (self.path / after).exists()
 
 
 def check_shared(folder: Path, world: World) -> None:
