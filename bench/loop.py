@@ -137,7 +137,11 @@ def settings(
         options.config,
         [
             f"out={folder}",
-            f"model.dtype={'float32' if options.dry_run else 'bfloat16'}",
+            *(
+                ["model.dtype=float32", "optim.master_dtype=float32"]
+                if options.dry_run
+                else ["model.dtype=bfloat16"]
+            ),
             *(SCRATCH if weights is None else [f"model.path={weights}", "model.scratch=null"]),
             f"steps={options.steps + 1}",
             "warm_start.num_games=0",

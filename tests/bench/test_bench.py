@@ -108,7 +108,9 @@ def test_every_part_of_the_one_gpu_table_has_words_that_its_bench_knows(
         assert words[-2:] == ["--out", str(tmp_path / "rows")]
         assert ("--dry-run" in words) is dry and not (dry and "--mean" in words)
         if module == "bench.loop" and dry:
-            assert loop.arguments(words).shape == "tiny"
+            asked = loop.arguments(words)
+            assert asked.shape == "tiny"
+            assert loop.settings(asked, tmp_path, 1).optim.master_dtype == "float32"
 
 
 def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
