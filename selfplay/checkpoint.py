@@ -54,6 +54,7 @@ from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
 
 NUM_PARTS, PART_BYTES = 4, 2**26  # files of a rank's state that are written concurrently
+SAVED = '"save_s"'  # in the metrics of steps with a part of a save; a second one ended the first
 
 # A run in one process intentionally sets `no_dist`.
 warnings.filterwarnings(
@@ -194,11 +195,14 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
         check_logs(folder, after_step=step, num_lines=state_of(whole[-1]).get("num_lines", {}))
     for record in ("held_out_before.json", "held_out_after.json"):
         _check_record(folder / record)
-    if _lost_checkpoints(folder) and stands(folder / "final"):
+    final, log = folder / "final", folder / "metrics.jsonl"
+    if _lost_checkpoints(folder) and (stands(final) or log.read_text("utf-8").count(SAVED) > 1):
+        has = [path.name for path in (final, log) if path.exists()]
+        start = f" (model.path={final} starts from its policy)" * final.exists()
         raise SettingsError(
-            f"{folder} holds the policy of a finished run in final/ but no checkpoint to continue "
-            f"from; start a new run with out=FOLDER (model.path={folder / 'final'} starts from "
-            "this policy), or delete final/ to repeat the run"
+            f"{folder} holds what a run has trained ({', '.join(has)}) but no checkpoint to "
+            f"continue from; restore a copy of one, start a new run with out=FOLDER{start}, or "
+            f"delete {' and '.join(has)} to repeat the run"
         )
     for made in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
         found = damage(made) if made.exists() else None

@@ -223,9 +223,20 @@ def test_a_finished_policy_is_not_trained_over(
     weights, log = (run / "final" / "model.safetensors").read_bytes(), metrics_of(run)
     assert run_tiny(run, "steps=2") == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"model.path={run / 'final'} starts from this policy" in said
+    assert said.count("\n") == 1 and f"model.path={run / 'final'} starts from its policy" in said
     assert (run / "final" / "model.safetensors").read_bytes() == weights and metrics_of(run) == log
     shutil.rmtree(run / "final")
+    assert run_tiny(run, "steps=2") == 2 and metrics_of(run) == log
+    assert "delete metrics.jsonl to repeat the run" in capsys.readouterr().err
+
+
+def test_a_run_that_never_saved_starts_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was ended in its first save."""
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "final")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if '"save_s"' in line)
+    (run / "metrics.jsonl").write_text("".join(lines[: first + 1]))
     assert run_tiny(run, "steps=2") == 0 and len(metrics_of(run)) == 2
     assert (
         "holds no checkpoint: the run starts again from its first step" in capsys.readouterr().err
