@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dialop.game import Instance
 from dialop.shown import error_line
+from dialop.specs import nearest
 
 T = TypeVar("T", bound=Instance)
 
@@ -38,7 +39,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         OSError: when the file cannot be opened.
     """
     if path.suffix in _SUFFIXES and not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
+        near = nearest(str(path), map(str, path.parent.glob(f"*{path.suffix}")))
+        raise FileNotFoundError(f"{path} does not exist{near}")
     if path.suffix == ".parquet":
         return bounded(_parquet_rows(path))
     if path.suffix == ".jsonl":
@@ -62,7 +64,8 @@ def _split_files(path: Path) -> list[Path]:
     if saved or len(names) > 1:
         raise ValueError(f"must be one split, got all of {path}: one of {', '.join(names)}")
     if not found and not path.exists() and not path.suffix:
-        raise ValueError(f"{path} does not exist")
+        near = nearest(str(path), (str(folder / split) for split in splits.values()))
+        raise ValueError(f"{path} does not exist{near}")
     if not found:
         rule = "must be a .jsonl or .parquet file, or a folder of them or saved by `datasets`"
         raise ValueError(f"{rule}, got {path}")

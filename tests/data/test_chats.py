@@ -224,6 +224,9 @@ def test_what_is_no_source_of_chats_is_refused(tmp_path: Path) -> None:
             read_chats(str(path), ASSISTANT)
     with pytest.raises(SettingsError, match="contains no chats"):
         read_chats(str(write(tmp_path / "empty.jsonl", [])), ASSISTANT)
+    near = r"empt\.jsonl does not exist; nearest is .*/empty\.jsonl$"
+    with pytest.raises(SettingsError, match=near):
+        read_chats(str(tmp_path / "empt.jsonl"), ASSISTANT)
 
 
 def test_a_folder_of_splits_names_them_and_a_damaged_one_the_damage(tmp_path: Path) -> None:
@@ -259,8 +262,8 @@ def test_a_folder_of_the_hub_is_read_shard_by_shard(tmp_path: Path) -> None:
         read_chats(str(two), ASSISTANT)
     for path in (two / "train", one / "train"):
         assert texts(read_chats(str(path), ASSISTANT)) == READ
-    with pytest.raises(SettingsError, match="two/dev does not exist"):
-        read_chats(str(two / "dev"), ASSISTANT)
+    with pytest.raises(SettingsError, match=r"two/trian does not exist; nearest is .*/two/train$"):
+        read_chats(str(two / "trian"), ASSISTANT)
 
 
 def test_instances_are_read_from_saved_and_from_hub_folders(tmp_path: Path) -> None:
