@@ -82,7 +82,8 @@ class Judge(Method):
             paid = with_rewards(rated, config.reward)
             rated = [_with_mark(game, self.options.weight) for game in paid]
         num_void = rollout.stats.num_void + len(rollout.episodes) - len(rated)
-        return Rollout(rated, replace(rollout.stats, num_void=num_void))
+        stats = replace(rollout.stats, num_void=num_void)
+        return replace(rollout, episodes=rated, stats=stats)
 
 
 def _try_judge(options: JudgeOptions, config: Config) -> None:

@@ -9,9 +9,10 @@ arXiv 2206.15378) and the slingshot of Abe et al. (arXiv 2305.16610).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,15 +42,18 @@ class KLReference(Method):
         super().__init__(options, parts)
         self.weights = own_parameters(parts.learner.model, parts.learner.policy)
         self.kept = {f"reference.{n}": p.detach().clone() for n, p in self.weights.items()}
+        self.last: int | None = None  # the newest step in which it could move
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[list[Sample], dict[str, float]]:
-        """The samples with a column `reference`, after the reference's move if one is due; without
-        an `algorithm.kl`, whose column it is, as they were."""
-        learner = self.parts.learner
-        if step and step % self.options.every == 0:
+        """The samples with a column `reference`, after the reference's move if one is due, or was
+        due while the policy rested; without an `algorithm.kl`, whose column it is, as they were."""
+        learner, every = self.parts.learner, self.options.every
+        last = max(0, step - 1) if self.last is None else self.last
+        if step // every > last // every:
             self._move(step)
+        self.last = step
         if not config.algorithm.kl:
             return [*samples], {}
 
@@ -77,6 +81,13 @@ class KLReference(Method):
         """Each weight of the policy with the reference's."""
         for weight, kept in zip(self.weights.values(), self.kept.values(), strict=True):
             yield weight.detach(), kept
+
+    def state(self) -> dict[str, Any]:
+        """The newest step in which it could move."""
+        return {"last": self.last}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.last = state.get("last")
 
     @contextmanager
     def as_policy(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ class PPOOptions:
     lr: float = Field(default=1e-4, ge=0.0, le=10.0)
     """constant learning rate of the critic's own AdamW"""
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
-    """self-play steps at the start that train only the critic"""
+    """first updates of its policy that train only the critic"""
 
     def check(self, config: Config) -> None:
         """Raise ValueError without `algorithm.advantage` ppo or with tensor parallelism."""

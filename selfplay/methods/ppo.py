@@ -11,17 +11,20 @@ Shapes: M trained tokens of a micro-batch, K of one sample or of this rank, D wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress, pairwise
+from itertools import compress, islice, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import Config
+from selfplay.config.plugins import methods_of
 from selfplay.distributed import World, all_reduce_sum, as_forward, shard_alone
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.learner import Learner, autocast
 from selfplay.learner.method import LossTerm, Method, Parts, Trained
@@ -55,6 +58,18 @@ class PPO(Method):
         module = nn.ModuleDict({"head": self.head, "trunk": self.backbone})
         optimizer = make_optimizer(module, config.optim, lr=options.lr)
         self.trained["critic"] = Trained(module, optimizer)
+        self.num_steps = 0  # with an update of this policy
+
+    @classmethod
+    def ready(cls, options: PPOOptions, config: Config, *, ask: bool) -> None:
+        """Raise SettingsError if a later method's loss would train the policy in the warm-up."""
+        names, kinds, _ = zip(*methods_of(config), strict=True)
+        for name, kind in islice(zip(names, kinds, strict=True), kinds.index(cls) + 1, None):
+            if options.warmup_steps and kind.terms is not Method.terms:
+                raise SettingsError(
+                    f"methods must have {name} before {names[kinds.index(cls)]}, or its loss would "
+                    f"train the policy in the critic's warm-up, got {', '.join(names)}"
+                )
 
     def values(self, learner: Learner, batch: MicroBatch) -> Tensor:
         """The critic's values [M], fp32, before each trained token is sampled."""
@@ -71,6 +86,7 @@ class PPO(Method):
         are equal.
         """
         learner = self.parts.learner
+        self.num_steps += 1
         values = token_values(learner, samples, partial(self.values, learner), optim=config.optim)
         valued = [
             with_gae(sample, of_sample, lam=self.options.lam)
@@ -95,8 +111,15 @@ class PPO(Method):
         """The terms and the value loss; during the critic's warm-up only the value loss, so the
         policy does not change."""
         value = LossTerm(minibatch, self.loss, VALUE_WEIGHT, "value", trains_policy=False)
-        warming_up = step < self.options.warmup_steps
+        warming_up = self.num_steps <= self.options.warmup_steps
         return [value] if warming_up else [*terms, value]
+
+    def state(self) -> dict[str, Any]:
+        """How many updates the critic has had."""
+        return {"num_steps": self.num_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.num_steps = state.get("num_steps", 0)
 
     def loss(self, learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped value loss of each token, and a mask of the gradients removed by the clip."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from selfplay.advantages.advantages import reward_samples
+from selfplay.advantages.advantages import CreditStats, reward_samples
 from selfplay.advantages.rewards import with_rewards
 from selfplay.config import Config
 from selfplay.distributed import all_reduce_sum
@@ -19,14 +19,19 @@ class Resample(Method):
     Options = ResampleOptions
 
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
-        """The games, and games of more instances until as many groups have variance as the first
-        round has groups. All ranks play the same number of rounds."""
+        """The games, and games of more instances until as many groups of the policies that train
+        have variance as the first round has such groups. All ranks play equally many rounds."""
         newest, num = rollout, config.rollout.instances
         num_left = self.options.instances
         num_wanted, num_useful = 0.0, 0.0
         while num_left:
             paid = with_rewards(newest.episodes, config.reward)
-            _, own = reward_samples(paid, algorithm=config.algorithm, reward=config.reward)
+            own = CreditStats()
+            for policy in newest.trained:
+                algorithm = config.of_policy(policy).algorithm
+                own += reward_samples(
+                    paid, algorithm=algorithm, reward=config.reward, policy=policy
+                )[1]
             counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
             num_groups, num_new = all_reduce_sum(counts, self.parts.learner.world)
             num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new

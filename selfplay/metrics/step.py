@@ -255,10 +255,12 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
 
 
 def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step from the sums of all ranks."""
+    """The metrics of a step from the sums of all ranks. No branch point may have been of a policy
+    that trains."""
+    flat, groups = sums["zero_variance_groups"], sums["groups"]
     return {
         **{name: total for name, total in sums.items() if name.startswith("num_")},
-        "zero_variance_branches": sums["zero_variance_groups"] / sums["groups"],
+        **({"zero_variance_branches": flat / groups} if groups else {}),
         "branch_variance": sums["squares"] / sums["turns"],
     }
 

@@ -6,7 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -65,13 +65,16 @@ class FinishedGames:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """This rank's games of a step and their statistics."""
+    """This rank's games of a step, their statistics, and the names of the policies that train on
+    them ("" alone: the run has one)."""
 
     episodes: list[Episode]
     stats: RolloutStats
+    trained: Sequence[str] = ("",)
 
     def __add__(self, other: Rollout) -> Rollout:
-        return Rollout(self.episodes + other.episodes, self.stats + other.stats)
+        episodes = self.episodes + other.episodes
+        return replace(self, episodes=episodes, stats=self.stats + other.stats)
 
 
 def play_games(

@@ -122,7 +122,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             play=play_of(config),
             versions={seated.model: step for seated in run.cast},
         )
-    return Rollout(*played)
+    return Rollout(*played, trained=[one.name for one in run.policies if one.trains(step)])
 
 
 def after_play(

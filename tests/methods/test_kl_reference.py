@@ -75,6 +75,21 @@ def test_where_the_reference_is_by_hand(settings: tuple[str, ...], expected: lis
     assert found == expected
 
 
+def test_a_move_that_is_due_in_a_rest_is_made_after_it() -> None:
+    """Every third step, but the policy rests in the steps 4 and 5 and the run is resumed there."""
+    model = tiny_model()
+    fill(model, 0.0)
+    settings = "methods.kl_reference.every=3"
+    method, config = reference_of(model, settings), config_of(*KL)
+    found = []
+    for step in (0, 2, 5, 6, 8):
+        fill(model, float(step))
+        method.restore(method.state())
+        method.prepare([], step=step, config=config)
+        found += values(method)
+    assert found == [0.0, 0.0, 5.0, 6.0, 6.0]
+
+
 def test_an_average_of_bf16_weights_is_right_on_average() -> None:
     """A hundredth of the way from 1 to 1.5 is 0.005, less than half of the distance of 0.0078 to
     the next bf16 number, so rounding to nearest would never move it."""

@@ -1,17 +1,20 @@
 """PPO's critic: its values, its gradients, resuming, two ranks."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import compress
 from statistics import fmean, pvariance
+from typing import Any
 
 import pytest
 import torch
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner
-from selfplay.learner.method import Method
+from selfplay.learner.method import Method, check_methods
 from selfplay.learner.update import optimizer_step, surrogate_term, update_policy
 from selfplay.methods.ppo import PPO, VALUE_WEIGHT, clipped_value_loss, whitened
 from tests.helpers.processes import two_ranks
@@ -121,6 +124,7 @@ def changes(
     (learner, critic), config = a_critic(*overrides), config_of(*CRITIC, *overrides)
     modules = (learner.model, critic.trained["critic"].module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
+    critic.restore({"num_steps": step + 1})  # as prepare leaves it
     terms = critic.terms([surrogate_term(samples, config)], samples, step=step)
     metrics = optimizer_step(learner, terms, lr=1.0, config=config)
     of_policy, of_critic = (
@@ -178,6 +182,34 @@ def test_during_the_warm_up_only_the_critic_changes() -> None:
         assert critic["head.weight"].any()
         assert (metrics["lr"] == 0.0) is warming_up
         assert ("policy_loss" in metrics) is not warming_up
+
+
+def test_the_warm_up_counts_the_policys_own_updates() -> None:
+    """Of the steps 6, 7 and 11, between which it rests and the run is resumed, two are warm-up."""
+    samples, numbers = rewarded(some_samples(tiny_model())), []
+    state: dict[str, Any] = {}
+    for step in (5, 6, 10):
+        _, critic = a_critic("methods.ppo.warmup_steps=2")
+        critic.restore(state)
+        critic.prepare(samples, step=step, config=config_of(*CRITIC))
+        own = surrogate_term(samples, config_of(*CRITIC))
+        numbers.append(len(critic.terms([own], samples, step=step)))
+        state = critic.state()
+    assert numbers == [1, 1, 2]
+
+
+def test_a_later_loss_may_not_train_the_policy_in_the_warm_up() -> None:
+    for order, refused in ((("ppo", "best_games"), True), (("best_games", "ppo"), False)):
+        of = {"ppo": "{warmup_steps: 2}", "best_games": "{weight: 0.1}"}
+        words = ", ".join(f"{name}: {of[name]}" for name in order)
+        config = config_of("algorithm.advantage=ppo", f"methods={{{words}}}")
+        with pytest.raises(SettingsError) if refused else nullcontext() as error:
+            check_methods(config, ask=False)
+        if error:
+            assert str(error.value) == (
+                "methods must have best_games before ppo, or its loss would train the policy in "
+                "the critic's warm-up, got ppo, best_games"
+            )
 
 
 def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:

@@ -1,7 +1,6 @@
 """Dynamic sampling: how many rounds, which instances, the same on all ranks; and a
 step in which all groups have zero variance."""
 
-from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +26,9 @@ from tests.helpers.tiny_run import metrics_of, run_warm, same_weights
 
 
 def play_alone(
-    has_variance: HasVariance, *, resample: int, alone: Collection[int] = ()
+    has_variance: HasVariance, *, resample: int, **more: Any
 ) -> tuple[list[list[int]], Rollout]:
-    world = init_world(device="cpu")
-    return play_rounds(has_variance, resample=resample, world=world, alone=alone)
+    return play_rounds(has_variance, resample=resample, world=init_world(device="cpu"), **more)
 
 
 def test_without_a_budget_a_batch_is_played_once() -> None:
@@ -59,6 +57,19 @@ def test_part_of_an_instance_is_replaced_by_a_whole_one() -> None:
 def test_the_budget_limits_the_added_instances() -> None:
     rounds, _ = play_alone(lambda number: False, resample=6)
     assert rounds == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_only_groups_of_policies_that_train_count() -> None:
+    """Both seats' groups of instances 0 and 1 have variance, of 2 and 3 those of the user alone.
+    The agent, who trains, is missing two instances; both together are missing one."""
+    cast = ("user", "agent")
+
+    def play(*trained: str) -> list[list[int]]:
+        return play_alone(lambda n: True, resample=20, alone=[2, 3], cast=cast, trained=trained)[0]
+
+    assert play("agent") == [[0, 1, 2, 3], [4, 5]]
+    assert play("user") == [[0, 1, 2, 3]]
+    assert play(*cast) == [[0, 1, 2, 3], [4]]
 
 
 def test_a_full_batch_needs_one_round() -> None:

@@ -364,6 +364,9 @@ def test_metrics_by_hand(rendering: Rendering) -> None:
         "zero_variance_branches": pytest.approx(1 / 3),
         "branch_variance": pytest.approx(1 / 16),
     }
+    resting = branch_metrics(branch_tally([episode], CreditStats()))  # the policy of these turns
+    assert "zero_variance_branches" not in resting
+    assert resting["branch_variance"] == pytest.approx(1 / 16)
 
 
 class Walker(Lines):
