@@ -166,22 +166,25 @@ def discard(folder: Path) -> None:
         shutil.rmtree(partial)
 
 
-def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> None:
-    """Delete a killed process's leftovers in these folders; restore a folder that it was replacing.
+def clear_leftovers(
+    homes: Iterable[Path], folders: Iterable[str], files: Iterable[str] = ()
+) -> None:
+    """Delete a killed process's leftovers in these homes; restore a folder that it was replacing.
 
-    Only entries with these `names`, which may be patterns. No other process may write there.
+    Only of `folders`, names or patterns, and of `files`, names. No other process may write there.
     """
-    for home, name in product(homes, names):
-        for unfilled in home.glob(f"{PARTIAL}{name}"):
+    for home, name in product(homes, folders):
+        for unfilled in filter(Path.is_dir, home.glob(f"{PARTIAL}{name}")):
             shutil.rmtree(unfilled)
-        for old in home.glob(f"{OLD}{name}"):
+        for old in filter(Path.is_dir, home.glob(f"{OLD}{name}")):
             folder = old.with_name(old.name.removeprefix(OLD))
             if folder.exists():
                 _keep_others(old, folder)
                 shutil.rmtree(old)
             else:
                 old.rename(folder)
-        for unfinished in home.glob(f"{name}.new"):  # of `write_atomically`
+    for unfinished in (home / f"{name}.new" for home, name in product(homes, files)):
+        if unfinished.is_file():  # of `write_atomically`
             unfinished.unlink()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
 import tempfile
 import warnings
@@ -274,8 +273,9 @@ def _all_damaged(folder: Path, damaged: Mapping[Path, str]) -> SettingsError:
 def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path) -> None:
     """Make the folder of a run ready to resume: delete leftovers of killed processes, and rename
     each of `damaged_saves` to `damaged_step_N`, with a warning. Only one process may call."""
-    clear_leftovers((folder,), (*FILES, *FOLDERS))
-    clear_leftovers((folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints"))
+    clear_leftovers((folder,), FOLDERS, FILES)
+    homes = (folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
+    clear_leftovers(homes, ("step_*",))
     if (folder / "warm_start").exists():
         discard(imitation)
     for path, found in damaged.items():
@@ -289,9 +289,12 @@ def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path)
 
 
 def set_aside(checkpoint: Path, found: str) -> None:
-    """Rename a damaged checkpoint to `damaged_step_N`, with a warning."""
-    aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    """Rename a damaged checkpoint to `damaged_step_N`, or `damaged_step_N_2` and so on if that name
+    is taken, with a warning."""
+    aside, number = checkpoint.with_name(f"damaged_{checkpoint.name}"), 1
+    while aside.exists():
+        number += 1
+        aside = aside.with_name(f"damaged_{checkpoint.name}_{number}")
     checkpoint.rename(aside)
     print(
         f"warning: checkpoint {checkpoint} is damaged: {found}; it is now {aside.name}, and the "

@@ -72,7 +72,7 @@ def test_killed_at_any_file_access_leaves_the_old_folder_or_the_new_one(
         fill(home / "folder", theirs | {"d.txt": b"theirs too"})
     *killed, whole = before_each_access(lambda: write(home / "folder", NEW), home)
     for left in killed:
-        clear_leftovers([left])
+        clear_leftovers([left], ["folder"])
         there = (left / "folder").exists()
         assert there or not replaced
         assert list(left.iterdir()) == [left / "folder"] * there
@@ -90,10 +90,27 @@ def test_killed_while_it_is_deleted_a_folder_is_gone_or_whole(tmp_path: Path) ->
     write(home / "folder", OLD)
     *killed, gone = before_each_access(lambda: discard(home / "folder"), home)
     for left in killed:
-        clear_leftovers([left])
+        clear_leftovers([left], ["folder"])
         assert not (left / "folder").exists() or damage(left / "folder") is None
         assert list(left.iterdir()) == [left / "folder"] * (left / "folder").exists()
     assert len(killed) > 4 and not (gone / "folder").exists()
+
+
+def test_only_leftovers_of_names_that_are_written_are_deleted(tmp_path: Path) -> None:
+    """Of `step_*` folders and a file; a person's folders and files of similar names stay."""
+    ours = [".partial-step_1/a", ".old-step_2/a", "step_2/a", "a.json.new"]
+    fill(tmp_path, dict.fromkeys(ours, b"ours"))
+    theirs = [
+        "notes.new",
+        "step_1.new/a",
+        ".partial-x/a",
+        ".old-x/a",
+        ".old-step_3",
+        "b.json.new/a",
+    ]
+    fill(tmp_path, dict.fromkeys(theirs, b"theirs"))
+    clear_leftovers([tmp_path], ["step_*"], ["a.json", "b.json"])
+    assert files_in(tmp_path) == dict.fromkeys(theirs, b"theirs") | {"step_2/a": b"ours"}
 
 
 def test_everything_is_on_disk_before_the_folder_takes_its_name(

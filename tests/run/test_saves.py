@@ -87,10 +87,19 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     newest = checkpoints(run)[-1]
     harm(newest / file)
     (run / "held_out_after.json").unlink()
+    theirs = [
+        newest.with_name("damaged_step_000004") / "a",
+        newest.with_name("step_000001.new") / "a",
+    ]
+    for each in theirs:
+        each.parent.mkdir()
+        each.touch()
     assert run_tiny(run) == 0
     said = capsys.readouterr()
     assert f"{newest} is damaged: {found}" in said.err and "3/4" in said.out
-    assert newest.with_name("damaged_step_000004").exists()
+    assert "it is now damaged_step_000004_2, and" in said.err
+    assert newest.with_name("damaged_step_000004_2").exists()
+    assert all(each.exists() for each in theirs)
     assert_same_run(finished(), run)
 
 
@@ -277,7 +286,8 @@ def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     run had no time to delete. What others keep in the run's folder stays."""
     run = tmp_path / "run"
     shutil.copytree(finished("save_every=1"), run)
-    for place, name in ((run, "final"), (run / "checkpoints", "x"), (run / "policy_pool", "x")):
+    steps = (run / "checkpoints", "step_000009"), (run / "policy_pool", "step_000009")
+    for place, name in ((run, "final"), *steps):
         place.mkdir(exist_ok=True)
         (place / f".partial-{name}").mkdir()
         (place / f".partial-{name}" / "file").touch()
