@@ -41,7 +41,7 @@ from selfplay.learner.method import check_methods
 from selfplay.learner.rescore import MISMATCH_METRICS
 from selfplay.metrics.observers import check_observers
 from selfplay.metrics.records import OBSERVED
-from selfplay.metrics.run_folder import check_names, holds_run
+from selfplay.metrics.run_folder import FILES, FOLDERS, check_names, holds_run
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.model.stored import check_tensors
@@ -286,13 +286,26 @@ def check_machine(device: str, engine: EngineConfig) -> None:
 
 
 def check_folder(folder: Path, *, what: str) -> None:
-    """Raise SettingsError for a path that is not a writable folder, and for the home folder, a
-    folder above it, or the current folder unless it holds a run."""
+    """Raise SettingsError for a path that is not a writable folder, for the home folder, a folder
+    above it, the current folder unless it holds a run, and as `check_apart`."""
     whole = Path(os.path.realpath(folder))
     home = Path(os.path.realpath(os.environ.get("HOME") or "/"))
     if whole in (home, *home.parents) or (whole == Path.cwd() and not holds_run(whole)):
         raise SettingsError(f"{what} must name a separate folder, got '{folder}'")
+    check_apart(folder, what=what)
     check_writable(folder, what=what)
+
+
+def check_apart(path: Path, *, what: str) -> None:
+    """Raise SettingsError for a path that is, or is inside, a file or a folder that a run writes in
+    its own folder."""
+    whole = Path(os.path.realpath(path))
+    for each in (whole, *whole.parents):
+        if each.name in (*FILES, *FOLDERS) and holds_run(each.parent):
+            raise SettingsError(
+                f"{what} must be apart from {each}, which the run there writes, got {path}; use "
+                "another name"
+            )
 
 
 def check_writable(folder: Path, *, what: str) -> None:

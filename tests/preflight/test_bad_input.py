@@ -59,6 +59,7 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "run.yaml").write_text(TINY)
     (home / "dangling").symlink_to("gone")
     (home / "circle").symlink_to("circle")
+    hold_run(home / "begun").close()
     (home / "unfinished").mkdir()
     (home / "unfinished" / "config.yaml").write_text("")
     for name, data in FILES.items():
@@ -206,6 +207,7 @@ TRAIN: list[Row] = [
     (f"--config {'x' * 300}", f"{'x' * 300}: cannot be read"),
     ("out=file", "out"),
     ("out=.", "out must name a separate folder, got '.'"),
+    ("out=begun/final/run", "out must be apart from…begun/final, which the run there writes, got"),
     ("out='fresh/ /run'", "out must not have blanks around a name, got 'fresh/ /run'"),
     ("out=dangling", "dangling"),
     ("out=circle/run", "circle"),
@@ -384,6 +386,7 @@ EVAL: list[Row] = [
     ),
     ("--out file", "--out"),
     ("--out .", "--out must name a separate folder, got '.'"),
+    ("--out begun/checkpoints", "--out must be apart from…begun/checkpoints, which the run there"),
     ("--out dangling/report", "dangling"),
     ("--out good", "--out must be a new folder or one with an earlier report, got good, whose"),
     ("--start often", "--start"),
@@ -410,6 +413,10 @@ EVAL: list[Row] = [
 PLAY: list[Row] = [
     ("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one"),
     ("two --terminal --seat=2", "--seat must be one of 0, 1, player, got 2"),
+    (
+        "good --terminal --out begun/games.jsonl",
+        "--out must be apart from…begun/games.jsonl, which",
+    ),
 ]
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")

@@ -71,7 +71,7 @@ from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
 from selfplay.partners.specs import read_spec
 from selfplay.preflight.command_line import Parser, refused
-from selfplay.preflight.run import check_machine, check_writable, read_rendering
+from selfplay.preflight.run import check_apart, check_machine, check_writable, read_rendering
 from selfplay.rollout.episode import Position
 from selfplay.rollout.seating import scripted_partner
 from selfplay.setup import open_world
@@ -260,6 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
             out: Path = args.out or home / (WATCHED_FILE if args.watch else GAMES_FILE)
             if out.suffix != ".jsonl":
                 raise ValueError(f"--out must end in .jsonl, got {out}")
+            check_apart(out, what="--out")
             check_writable(out.absolute().parent, what="--out")
             if source is not None:
                 check_machine(config.device, config.engine)

@@ -91,10 +91,12 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
     Raises SettingsError or ValueError for a run that cannot be published.
     """
     run, weights = source.home, source.weights
-    if out.exists() and any(out.iterdir()) and (found := altered(out)):
-        raise ValueError(
-            f"--out must be a new folder or an unchanged copy of a run, got {out}: {found}"
-        )
+    if out.exists() and any(out.iterdir()):
+        found = altered(out) or ("" if (out / SETTINGS).is_file() else f"{SETTINGS} is missing")
+        if found:
+            raise ValueError(
+                f"--out must be a new folder or an unchanged earlier --out, got {out}: {found}"
+            )
     own_home = f"policies.{source.policy}" if source.policy else ""
     config = load(Config, run / "config.yaml", code="none", own=own_home)
     every = read_value(run / "config.yaml", [], "policies") or {}

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from selfplay.apps.publish import __main__ as publish
 from selfplay.apps.publish.card import public_value
+from selfplay.atomic import atomic_folder
 from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.partners.checkpoints import find_source
@@ -347,7 +348,11 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
         ("{run} tiny", "ORG/NAME must be a hub name"),
         ("{run} me/pair --push", "--push needs a token"),
         ("{run}/final me/pair", "RUN must be a run folder with a config.yaml"),
-        ("{run} me/pair --out {run}/final", "--out must be a new folder"),
+        ("{run} me/pair --out {run}/final", "--out must be apart from"),
+        (
+            "{run} me/pair --out {copy}",
+            "unchanged earlier --out, got {copy}: selfplay.yaml is missing",
+        ),
         ("{unfinished} me/pair", "RUN must be finished"),
         ("{own} me/pair", "use a module"),
         ("{own} me/pair --code", "--code needs copies of custom code, got no "),
@@ -362,12 +367,16 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     unfinished, own = (shutil.copytree(run, run.parent / name) for name in ("a", "b"))
+    with atomic_folder(copy := run.parent / "c") as made:
+        shutil.copytree(run / "final", made, dirs_exist_ok=True)
     (unfinished / "held_out_after.json").unlink()
     (own / "config.yaml").write_text(f"game: {{name: {MEETING}}}\nmodel: {{path: x}}\n")
     before = sorted(run.parent.rglob("*"))
-    assert publish.main(words.format(run=run, unfinished=unfinished, own=own).split()) == 2
+    assert (
+        publish.main(words.format(run=run, unfinished=unfinished, own=own, copy=copy).split()) == 2
+    )
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert said.format(copy=copy) in error and error.count("\n") == 1
     assert sorted(run.parent.rglob("*")) == before
 
 
