@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from selfplay.atomic import write_atomically
+from selfplay.checkpoint import step_of
 from selfplay.config import EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
@@ -107,12 +108,20 @@ def held_out_at_start(
     *,
     folder: Path,
 ) -> None:
-    """Play the held-out games before the run's first step. If the run has steps left, delete the
-    `held_out_after.json` of an earlier, shorter run in this folder."""
+    """Play the held-out games before the run's first step. If the run has steps left, rename the
+    `held_out_after.json` of `final/` to `held_out_after_step_N.json` and say so; without a
+    `final/` of its own it is deleted."""
     if first_step == 0:
         held_out("before", context, fixed, folder=folder)
-    if first_step < num_steps:
-        (folder / "held_out_after.json").unlink(missing_ok=True)
+    ended = folder / "held_out_after.json"
+    if first_step < num_steps and not context.world.rank and ended.exists():
+        step = step_of(folder / "final" / context.config.policy_names[0])
+        kept = folder / f"held_out_after_step_{step:06d}.json"
+        if step < 0 or kept.exists():
+            ended.unlink()
+            return
+        ended.rename(kept)
+        print(f"{ended} is now {kept.name}, because the run takes more steps", flush=True)
 
 
 def unchanged(folder: Path, world: World) -> None:

@@ -48,15 +48,21 @@ def test_more_steps_later_are_the_same_steps(
     assert after != before, "the held-out games of the shorter run are played again"
 
 
-def test_a_continued_run_is_found_by_its_newest_weights(straight: Path, tmp_path: Path) -> None:
-    """Two more steps, stopped before the final export: the export of step 4 stays, but the newest
-    weights are those of the checkpoint."""
+def test_a_continued_run_is_found_by_its_newest_weights(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two more steps, stopped before the final export: the export of step 4 and its held-out games
+    stay, but the newest weights are those of the checkpoint."""
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     longer = folder / "checkpoints" / "step_000006" / "hf"
     assert find_source(folder).weights == folder / "final"
     with stopped(export_final), pytest.raises(KeyboardInterrupt):
         run_tiny(folder, "steps=6")
+    ended = (straight / "held_out_after.json").read_text()
+    assert (folder / "held_out_after_step_000004.json").read_text() == ended
+    assert (folder / "held_out_after.json").read_text() != ended
+    assert "held_out_after.json is now held_out_after_step_000004.json" in capsys.readouterr().out
     assert find_source(folder).weights == longer
     assert same_weights(folder / "final", straight / "final")
     assert not same_weights(folder / "final", longer)
