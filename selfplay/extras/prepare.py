@@ -26,8 +26,9 @@ import importlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dialop import __version__
@@ -84,15 +85,27 @@ def main(words: Sequence[str] | None = None) -> int:
             test=args.test,
             seed=args.seed,
         )
+        replace_splits(args.out, parts)
         for name, part in parts.items():
-            path = args.out / f"{name}.parquet"
-            write(path, part)
             kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(i.task for i in part).items())
-            print(f"{path}: {len(part)} tasks ({kinds})")
+            print(f"{args.out / f'{name}.parquet'}: {len(part)} tasks ({kinds})")
     except (ValueError, OSError) as error:
         print(f"error: {error_text(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def replace_splits(folder: Path, parts: Mapping[str, Sequence[CollabInstance]]) -> None:
+    """Write each split to `folder`, and no new one before all earlier ones are gone: splits of two
+    seeds have tasks in common. A failed write leaves the earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".new-") as aside:
+        for name, part in parts.items():
+            write(Path(aside) / f"{name}.parquet", part)
+        for name in parts:
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
+        for name in parts:
+            (Path(aside) / f"{name}.parquet").rename(folder / f"{name}.parquet")
 
 
 def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:

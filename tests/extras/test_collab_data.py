@@ -19,6 +19,7 @@ from selfplay.extras.prepare import SPLITS, main, rows_of
 from selfplay.extras.published import instances_of
 from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
+from tests.helpers.processes import largest_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
 MULTI: dict[str, Any] = {
@@ -157,6 +158,26 @@ def test_a_task_in_another_writing_is_in_the_same_split(tmp_path: Path) -> None:
     )
     (warning,) = trained_on(config.game, config.data)
     assert warning.startswith("40 of the 50 instances of data.test")
+
+
+def test_a_failed_prepare_leaves_the_splits_of_one_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last file, 170 of 200 tasks, is too large for the disk; the two before it are not."""
+    rows = tmp_path / "rows.jsonl"
+    texts = [f"Zoé has {n} cats. How many legs has she seen?" for n in range(200)]
+    rows.write_text("".join(json.dumps({"prompt": t, "completion": "4"}) + "\n" for t in texts))
+    words = ["--dataset", str(rows), "--out", str(tmp_path / "out"), "--test", "0.85"]
+    assert main(words) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    sizes = {path.stem: len(data) for path, data in before.items()}
+    with largest_file(sizes["test"] - 500):
+        assert main([*words, "--seed", "1"]) == 2
+    assert "too large" in capsys.readouterr().err.lower()
+    assert sizes["train"] < sizes["test"] - 1000 and set(sizes) == set(SPLITS)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert main([*words, "--seed", "1"]) == 0
+    assert [*before] and all(path.read_bytes() != data for path, data in before.items())
 
 
 @needs_bwrap
