@@ -32,6 +32,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfplay.metrics.run_folder import holds_run
+
 Goal = tuple[str, int, float]  # a stage, the number of its call, and seconds from its start
 ROOT = Path(__file__).resolve().parents[1]
 WARM_START, LOOP, END = range(3)
@@ -84,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     home.mkdir(parents=True, exist_ok=True)
     steps = asked.steps or 3 * asked.kills
     straight, killed = home / "straight", home / "killed"
+    for folder in filter(Path.exists, (straight, killed)):
+        if not holds_run(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+            parser.error(f"--out: {folder} must hold a run or nothing if it exists; move it")
     for folder in (straight, killed):
         shutil.rmtree(folder, ignore_errors=True)
         marks_of(folder).unlink(missing_ok=True)

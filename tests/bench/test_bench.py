@@ -131,6 +131,17 @@ def test_every_stage_that_is_killed_is_a_function_of_the_run() -> None:
         assert callable(functools.reduce(getattr, name.split("."), importlib.import_module(module)))
 
 
+def test_soak_deletes_no_folder_that_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine := tmp_path / "straight").mkdir()
+    (mine / "notes.txt").touch()
+    with pytest.raises(SystemExit, match="2"):
+        soak.main(["--kills", "1", "--out", str(tmp_path)])
+    assert f"--out: {mine} must hold a run or nothing if it exists" in capsys.readouterr().err
+    assert (mine / "notes.txt").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
