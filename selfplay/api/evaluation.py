@@ -34,7 +34,7 @@ from selfplay.evaluation.evaluate import (
     play_matches,
 )
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
-from selfplay.evaluation.plan import PEOPLE, Matches, find_config, find_matches
+from selfplay.evaluation.plan import PEOPLE, Matches, find_config, find_matches, place
 from selfplay.evaluation.report import Evaluated, check_report_place, write_report
 from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.metrics.records import game_record
@@ -183,8 +183,9 @@ def evaluate_plan(plan: EvalPlan) -> Evaluated:
         report = Evaluated(title, facts, rows, matrix, roles=matches.roles)
         if found.world.rank == 0:
             try:
-                report = replace(report, paths=write_report(report, matches.out))
-                write_atomically(matches.out / "config.yaml", dump(matches.config))
+                out = place(plan, matches)
+                report = replace(report, paths=write_report(report, out))
+                write_atomically(out / "config.yaml", dump(matches.config))
             except OSError as error:
                 print(report, flush=True)
                 raise RunEnds(f"{error}; the tables are printed but not saved") from error
@@ -202,8 +203,8 @@ class _Evaluation:
             config = matches.config
             cleanup.callback(early.end)
             early.begin(config)
-            check_folder(matches.out, what="--out")
-            check_report_place(matches.out)
+            check_folder(out := place(plan, matches), what="--out")
+            check_report_place(out)
             check_machine(config.device, config.engine)
             for player in matches.players:
                 what = "--partners" if matches.rows else "--partner"
@@ -351,5 +352,6 @@ def _facts_of(
         "config": "/".join(plan.config.parts[-2:]) if plan.config else None,
         "start": plan.start if plan.start != FROM_FIRST_MOVE else None,
         "overrides": plan.overrides or None,
+        "asked": matches.asked,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

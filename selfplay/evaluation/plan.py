@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,7 +107,7 @@ class Matches:
     `config` holds the settings of the game, read from the file `settings` (None: the defaults).
     `rows` and `columns` are the labels of a cross-play matrix, empty for a single policy; in a
     matrix of roles, `roles` are the rows' roles and the columns'. `out` is the folder of the
-    report.
+    report, and `asked` the digest of what its name may not tell apart.
     """
 
     config: Config
@@ -116,6 +117,7 @@ class Matches:
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
+    asked: str = ""
 
     @property
     def sources(self) -> dict[Source, str]:
@@ -188,6 +190,7 @@ def find_matches(plan: EvalPlan) -> Matches:
     pairs = (
         _pairs_of_roles(columns, rows, config.game) if sides else _pairs_of_matrix(players, rows)
     )
+    down, across = (tuple(player.label for player in each) for each in (rows, columns))
     home = next((_home(source) for source in policies if source.hub is None), None)
     if plan.out is None and home is None:
         raise ValueError("--out is needed: no player is a local folder to write to")
@@ -198,9 +201,10 @@ def find_matches(plan: EvalPlan) -> Matches:
         path,
         _with_temperatures(pairs, plan, config, in_matrix=True),
         plan.out or Path(f"{home}/{name}"),
-        tuple(player.label for player in rows),
-        tuple(player.label for player in columns),
+        down,
+        across,
         sides,
+        _digest_of(plan, players, down, across),
     )
 
 
@@ -216,8 +220,42 @@ def _matches_of_one(plan: EvalPlan, found: Mapping[str, Source], path: Path | No
     partner, cast = pair[1].spec.text, bool(policy.cast)
     folder = report_folder(policy.source, plan.games, partner, plan.options, cast=cast)
     return Matches(
-        config, path, _with_temperatures([pair], plan, config, in_matrix=False), plan.out or folder
+        config,
+        path,
+        _with_temperatures([pair], plan, config, in_matrix=False),
+        plan.out or folder,
+        asked=_digest_of(plan, pair[:2]),
     )
+
+
+def _digest_of(plan: EvalPlan, players: Iterable[MatrixPlayer], *labels: Sequence[str]) -> str:
+    """A digest of what plays what: the players with their weights, the rows and columns, the files
+    of games and settings, the options."""
+    sources = [source for each in players for source in each.cast or (each.source,) if source]
+    files = [Path(name) for name in (plan.games, plan.config) if name]
+    facts = [
+        *(player.spec.text for player in players),
+        *(str(source.weights.resolve()) for source in sources),
+        *map(" ".join, labels),
+        *(str(file.resolve() if file.exists() else file) for file in files),
+        *plan.options,
+    ]
+    return _digest(facts)
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+
+
+def place(plan: EvalPlan, matches: Matches) -> Path:
+    """The folder for the report: --out, or the default one, with the digest at its end if it holds
+    the report of something else of the same name. Reports before 2026-11-30 have no digest."""
+    out = matches.out
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        held = json.loads((out / "evaluation.json").read_bytes())["asked"]
+        if plan.out is None and held != matches.asked:
+            return out.with_name(f"{out.name}_{matches.asked}")
+    return out
 
 
 def find_policy(
@@ -387,7 +425,8 @@ def report_folder(
 ) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
     partner (unless it is self) and `options` (words such as num=64), so that reports with
-    different options do not overwrite each other. `cast` says that all policies of a run play."""
+    different options do not overwrite each other; `place` keeps those of one name apart. `cast`
+    says that all policies of a run play."""
     part = part_of_run(source, cast=cast)
     words = ["eval", *([part.replace("/", "_")] if part else []), Path(games).stem]
     words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
@@ -410,8 +449,8 @@ def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
     name = "_".join([*words, *plain])
     if len(name.encode()) <= _LONGEST_NAME:
         return name
-    digest = hashlib.sha256("\n".join([*words, *options]).encode()).hexdigest()[:8]
-    return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{digest}"
+    cut = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return f"{cut}_{_digest([*words, *options])}"
 
 
 def _policies_of(entry: str, *, what: str) -> dict[str, Source]:

@@ -255,7 +255,7 @@ def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> s
     terminal."""
     shown, filled = _shows(style)
     words, files = report.facts.get("overrides", ()), report.facts.get("code", ())
-    facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files)}
+    facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files), "asked": ""}
     rows = with_partners(report.results)
     columns = columns_of(row.measures for row in rows.values())
     star, hashes = ("*", "## ") if style == "pipe" else ("", "")

@@ -1,10 +1,12 @@
 """eval.py: what it plays, measures, refuses and writes."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,11 @@ from selfplay.api.evaluation import _roles_of
 from selfplay.config import GameConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, generated
+from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.evaluate import evaluate_people, example_games
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
-from selfplay.evaluation.plan import find_config, report_folder
+from selfplay.evaluation.plan import find_config, find_matches, place, report_folder
 from selfplay.evaluation.rows import Row
 from selfplay.partners.checkpoints import Source, find_source
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
@@ -130,6 +133,46 @@ def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
     long = report_folder(find_source(run), "generated", "self", ["seed=" + "1" * 300])
     other = report_folder(find_source(run), "generated", "self", ["seed=" + "1" * 301])
     assert long != other and len(long.name) < 200
+
+
+def test_a_report_replaces_no_other_of_its_name(run: Path, tmp_path: Path) -> None:
+    """Files of one name in two folders, of games and of settings; a partner as a row and as a
+    column. The first report keeps the plain name, and the same command replaces its own."""
+    shutil.copytree(run, own := tmp_path / "own", ignore=shutil.ignore_patterns("eval_*"))
+    game = load_config(run / "given.yaml").game
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        shutil.copy(run / "given.yaml", tmp_path / name / "b.yaml")
+        boards = game.kit.generate(game.options, seed=5, start=0, num=2)
+        write_instances(tmp_path / name / "test.parquet", boards)
+
+    def placed(*runs: Path, **asked: Any) -> str:
+        plan = EvalPlan(runs, **asked)
+        found = find_matches(plan)
+        if not (folder := place(plan, found)).exists():
+            folder.mkdir()
+            (folder / "evaluation.json").write_text(json.dumps({"asked": found.asked}))
+        return folder.name
+
+    test = {name: str(tmp_path / name / "test.parquet") for name in ("x", "y")}
+    assert placed(own, games=test["x"]) == "eval_test"
+    assert run_eval([str(own), "--games", test["y"]]) == 0
+    (report,) = own.glob("eval_test_????????")
+    assert evaluated(report)["games"] == test["y"] and len(evaluated(own / "eval_test")) == 1
+    assert "asked" not in (report / "evaluation.md").read_text()
+    assert placed(own, games=test["y"]) == report.name
+
+    names = [placed(own, config=tmp_path / name / "b.yaml") for name in ("x", "y")]
+    shutil.copytree(run, b := tmp_path / "b")
+    names.append(placed(own, b, partners=["scripted:solo"]))
+    names.append(placed(own, partners=[str(b), "scripted:solo"]))
+    assert names[0] == placed(own, config=tmp_path / "x" / "b.yaml")
+    assert names[1] == placed(own, config=tmp_path / "y" / "b.yaml")
+    first = ("eval_generated_config=b", "crossplay_generated_own_b_scripted_solo")
+    assert names[::2] == [*first]
+    assert all(
+        re.fullmatch(f"{a}_[0-9a-f]{{8}}", b) for a, b in zip(first, names[1::2], strict=True)
+    )
 
 
 def test_it_plays_the_instances_that_people_played(run: Path, tmp_path: Path) -> None:
