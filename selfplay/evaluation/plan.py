@@ -244,6 +244,7 @@ def _digest_of(plan: EvalPlan, players: Iterable[MatrixPlayer], *labels: Sequenc
 
 
 def _digest(words: Iterable[str]) -> str:
+    """Eight hexadecimal digits."""
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
 
 
