@@ -34,7 +34,7 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import changed, difference, plain
 from selfplay.errors import SettingsError
-from selfplay.evaluation.rows import SCRIPT, Row, read_rows
+from selfplay.evaluation.rows import SCRIPT, Row, one_game, read_rows
 from selfplay.evaluation.tables import (
     COLUMNS,
     FEW_STATEMENTS,
@@ -99,6 +99,8 @@ def read_run(folder: Path) -> Run:
     before, after = (read_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
     if "sampled" not in before or "sampled" not in after:
         raise ValueError(f"{folder}: a script named sampled replaces the policy")
+    if not one_game([*before.values(), *after.values()]):
+        raise ValueError(f"{folder}: its game's code changed between the held-out games")
     lines = paths[3].read_text(encoding="utf-8").split("\n")
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []

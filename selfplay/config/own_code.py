@@ -7,10 +7,12 @@ that a run means the same in every folder and after its files have changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Literal
@@ -120,6 +122,17 @@ def digest_of(key: str, value: str) -> str:
     """The sha256 of the file that a key names, "unknown" without a file."""
     path = _module_of(key, value)[1]
     return sha256_of(path) if path.is_file() else "unknown"
+
+
+@cache
+def game_digest(name: str) -> str:
+    """The sha256 of a user's game with the modules that it imports, as this process imported them,
+    in 16 hexadecimal digits; "" for a game of a package."""
+    if not is_own_game(name):
+        return ""
+    module, path = _module_of(GAME, name)
+    files = own_files(module.__name__, path).values() if module else ()
+    return hashlib.sha256("".join(sorted(map(imported_digest, files))).encode()).hexdigest()[:16]
 
 
 def _module_of(key: str, value: str) -> tuple[ModuleType | None, Path]:

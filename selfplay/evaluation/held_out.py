@@ -10,11 +10,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from selfplay.atomic import write_atomically
 from selfplay.checkpoint import step_of
 from selfplay.config import EvalConfig, GameConfig, RolloutConfig
+from selfplay.config.own_code import CODE, game_digest
 from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.distributed import World, on_first_rank
@@ -26,7 +28,7 @@ from selfplay.evaluation.evaluate import (
     evaluate_scripted,
 )
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.evaluation.rows import ALL_BEFORE, SCRIPT, read_rows
+from selfplay.evaluation.rows import ALL_BEFORE, SCRIPT, one_game, read_rows
 from selfplay.evaluation.tables import (
     columns_of,
     paired_change,
@@ -86,6 +88,8 @@ def held_out(
         rows[f"{SCRIPT}{spec}"] = evaluate_scripted(
             instances, spec=spec, game=config.game, rollout=config.rollout
         )
+    code = game_digest(config.game.name)
+    rows = {name: replace(row, code=code) for name, row in rows.items()}
     if len(games := rows["sampled"].games) > NUM_SHOWN:  # before: any of them may be compared later
         lines = "".join(f"{json.dumps(game)}\n" for game in games)
         write_atomically(folder / ALL_BEFORE, lines)
@@ -112,6 +116,7 @@ def held_out_at_start(
     `held_out_after.json` of `final/` to `held_out_after_step_N.json` and say so; without a
     `final/` of its own it is deleted."""
     if first_step == 0:
+        on_first_rank(partial(forget_another_game, folder, context.config.game.name), context.world)
         held_out("before", context, fixed, folder=folder)
     ended = folder / "held_out_after.json"
     if first_step < num_steps and not context.world.rank and ended.exists():
@@ -122,6 +127,15 @@ def held_out_at_start(
             return
         ended.rename(kept)
         print(f"{ended} is now {kept.name}, because the run takes more steps", flush=True)
+
+
+def forget_another_game(folder: Path, game: str) -> None:
+    """Delete the held-out games before self-play of earlier code of the game."""
+    path = folder / "held_out_before.json"
+    rows = read_rows(json.loads(path.read_bytes())) if path.exists() else {}
+    if any(row.code not in ("", game_digest(game)) for row in rows.values()):
+        print(f"{path} has games of other code of {game}: they are played again", flush=True)
+        path.unlink()
 
 
 def unchanged(folder: Path, world: World) -> None:
@@ -148,6 +162,8 @@ def what_changed(folder: Path) -> str:
     before, after = all_before["sampled"], all_after["sampled"]
     old, new = before.interval, after.interval
     change = f"{new[0] - old[0]:+.3f}"
+    if not one_game([before, after]):
+        change = f"no change is told: the code of the game did, see {folder / CODE}"
     fell = False
     if paired := paired_change(before, after):
         change = f"{show_change(paired)} on the same {len(after.scores):,} games"

@@ -5,7 +5,7 @@ the reader of result files of any version.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -68,7 +68,8 @@ class Row:
     `examples` the "best", "typical" and "worst" game by score. `talk` is None if it was not
     measured or the policy heard nothing; `view` is None if it was not measured or no seat of the
     policy has a private view. `partner` is the row of the player in the other seats of
-    the same games, without games; None if one player has all seats.
+    the same games, without games; None if one player has all seats. `code` is the `game_digest`
+    of a run's game when it was played; "" for a game of a package and in other or older files.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Row:
     talk: Annotated[TalkEffect | None, BeforeValidator(_of_any_version)] = None
     view: ViewEffect | None = None
     partner: Row | None = None
+    code: str = ""
 
 
 def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict[str, Row]:
@@ -95,10 +97,15 @@ def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict
 
 
 def paired(rows: Collection[Row]) -> bool:
-    """Whether the rows' scores are those of the same instances. An aborted game has no score, so
-    those after it are of later instances, also in rows that lack as many."""
+    """Whether the rows' scores are those of the same instances of one game. An aborted game has no
+    score, so those after it are of later instances, also in rows that lack as many."""
     complete = not any(row.measures.get("num_void") for row in rows)
-    return complete and len({len(row.scores) for row in rows}) == 1
+    return complete and one_game(rows) and len({len(row.scores) for row in rows}) == 1
+
+
+def one_game(rows: Iterable[Row]) -> bool:
+    """Whether no two rows are known to be of different code of the game."""
+    return len({row.code for row in rows} - {""}) < 2
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def _gaffke(
 
 def paired_change(before: Row, after: Row) -> tuple[float, float, float] | None:
     """The change of the score on the same instances, (mean, low, high), from one score per instance
-    before and after. None if a game was aborted, or if the numbers of scores differ."""
+    before and after. None if a game was aborted, or if the game or the number of scores differs."""
     if not paired([before, after]):
         return None
     return paired_interval([b - a for a, b in zip(before.scores, after.scores, strict=True)])

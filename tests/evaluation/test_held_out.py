@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from selfplay.evaluation.held_out import what_changed
+from dialop import scaffold
+from selfplay.config.own_code import game_digest
+from selfplay.evaluation.held_out import forget_another_game, what_changed
 
 
 def row(scores: list[float], messages: float = 0.0, **measures: float) -> dict[str, Any]:
@@ -42,6 +44,16 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"sampled": row([0.5, 0.5])},
         "(+0.500) and",
     ),
+    "two versions of a game have no change": (
+        {"sampled": row([0.0]) | {"code": "a1"}},
+        {"sampled": row([1.0]) | {"code": "b2"}},
+        "to 1.000 [0.900, 1.100] (no change is told: the code of the game did, see ",
+    ),
+    "an older file does not name its code": (
+        {"sampled": row(LOW)},
+        {"sampled": row(HIGH) | {"code": "b2"}},
+        "(+0.250 [+0.239, +0.257] on the same 400 games)",
+    ),
 }
 
 
@@ -52,3 +64,16 @@ def test_a_run_says_what_self_play_changed(case: str, tmp_path: Path) -> None:
         (tmp_path / f"held_out_{stage}.json").write_text(json.dumps(rows))
     said = what_changed(tmp_path)
     assert told in said and ("policy worse" in said) == (case == "worse")
+
+
+def test_games_of_other_code_are_played_again_before_a_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, path = tmp_path / "own_before.py", tmp_path / "held_out_before.json"
+    own.write_text(Path(scaffold.__file__).read_text("utf-8"), "utf-8")
+    for code, stays in ((game_digest(str(own)), True), ("", True), ("0" * 16, False)):
+        path.write_text(json.dumps({"sampled": row([0.5]) | {"code": code}}))
+        forget_another_game(tmp_path, str(own))
+        assert path.exists() == stays
+    assert capsys.readouterr().out.count("they are played again") == 1
+    assert len(game_digest(str(own))) == 16 and not game_digest("matching")

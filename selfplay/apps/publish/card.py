@@ -25,7 +25,7 @@ from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
 from selfplay.data.instances import GENERATED
 from selfplay.errors import SettingsError
-from selfplay.evaluation.rows import SCRIPT, Row, read_rows, with_partners
+from selfplay.evaluation.rows import SCRIPT, Row, one_game, read_rows, with_partners
 from selfplay.evaluation.tables import (
     COLUMNS,
     TALK_EFFECT,
@@ -79,9 +79,11 @@ def read_results(run: Path, policy: str = "", *, step: int = -1) -> Results:
     paths = sorted(run.glob("eval_*/evaluation.json"))
     pages = {path.parent.name: _read(path, ("games", "num_games", "rows")) for path in paths}
     own = [name for name, page in pages.items() if _is_of(page, policy, step)]
+    at_start = _read(before, _POLICY) if before.exists() else {}
+    after = _read(run / "held_out_after.json", _POLICY)
     return Results(
-        before=_read(before, _POLICY) if before.exists() else {},
-        after=_read(run / "held_out_after.json", _POLICY),
+        before=at_start if one_game([*at_start.values(), *after.values()]) else {},
+        after=after,
         evaluations=[pages[name] for name in own],
         left_out=[name for name in pages if name not in own],
     )

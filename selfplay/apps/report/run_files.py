@@ -21,7 +21,7 @@ from selfplay.config.load import load
 from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
-from selfplay.evaluation.rows import ALL_BEFORE, OTHER, Row, named_rows, read_row
+from selfplay.evaluation.rows import ALL_BEFORE, OTHER, Row, named_rows, one_game, read_row
 from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
@@ -128,6 +128,9 @@ def read_run(folder: Path) -> RunFiles:
     page_log = {
         n: line for line in _lines(folder / PAGE_LOG, problems) if _is_number(n := line.get("step"))
     }
+    rows = _with_others(_with_twins(folder, list(_rows(folder, problems)), problems))
+    if not one_game(rows):
+        problems.append("the game's code changed between evaluations: they are of different games")
     return RunFiles(
         name=folder.resolve().name,
         folder=folder,
@@ -144,7 +147,7 @@ def read_run(folder: Path) -> RunFiles:
             for each in _steps(folder / "warm_start.jsonl", problems)
             if "imitation_loss" in each
         ],
-        rows=_with_others(_with_twins(folder, list(_rows(folder, problems)), problems)),
+        rows=rows,
         games=[_with_numbers(game, page_log) for game in _training_games(folder, problems)],
         problems=problems,
         tracker=_tracker(folder, problems),
