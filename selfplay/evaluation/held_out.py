@@ -163,7 +163,7 @@ def what_changed(folder: Path) -> str:
     old, new = before.interval, after.interval
     change = f"{new[0] - old[0]:+.3f}"
     if not one_game([before, after]):
-        change = f"no change is told: the code of the game did, see {folder / CODE}"
+        change = f"not compared: the game's code changed in between, see {folder / CODE}"
     fell = False
     if paired := paired_change(before, after):
         change = f"{show_change(paired)} on the same {len(after.scores):,} games"

@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "two versions of a game have no change": (
         {"sampled": row([0.0]) | {"code": "a1"}},
         {"sampled": row([1.0]) | {"code": "b2"}},
-        "to 1.000 [0.900, 1.100] (no change is told: the code of the game did, see ",
+        "to 1.000 [0.900, 1.100] (not compared: the game's code changed in between, see ",
     ),
     "an older file does not name its code": (
         {"sampled": row(LOW)},
