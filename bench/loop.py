@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bench.rows import SHAPES, STAGES, keep, need_sglang, show
+from bench.rows import SHAPES, STAGES, count, keep, need_sglang, show
 
 # Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
@@ -51,11 +51,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tp", type=int, default=1, help="tensor parallel ranks of the update")
     add("--fsdp", type=int, help="FSDP ranks of the update")
     add("--engine-tp", type=int, help="default: same as --tp")
-    add("--games", type=int, help="games per GPU; default: depends on the shape")
-    add("--tries", type=int, default=4, help="invalid moves per game")
-    add("--turn-tokens", type=int, default=64, help="tokens sampled per move")
-    add("--mean", type=int, help="mean tokens of a turn of natural length")
-    add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    add("--games", type=count, help="games per GPU; default: depends on the shape")
+    add("--tries", type=count, default=4, help="invalid moves per game")
+    add("--turn-tokens", type=count, default=64, help="tokens sampled per move")
+    add("--mean", type=count, help="mean tokens of a turn of natural length")
+    add("--steps", type=count, default=2, help="timed steps, after one for warm-up")
     add("--mem-fraction", type=float, help="default: from --config, or 0.3")
     add("--attention", default="auto", help="the engine's attention backend")
     add("--engine", choices=["sglang", "vllm", "hf"], help="default: sglang, hf in a dry run")

@@ -39,7 +39,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from bench.rows import ended, keep
+from bench.rows import count, ended, keep
 from selfplay.data.seeds import named_seed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -408,7 +408,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="a .jsonl file of results, which is continued")
-    add("--jobs", type=int, default=1, help="mutants at once, each in a copy of the tree")
+    add("--jobs", type=count, default=1, help="mutants at once, each in a copy of the tree")
     add("--num", type=int, default=150, help="drawn mutants, in addition to NAMED")
     add("--seed", type=int, default=0, help="seed of the draw")
     add("--limit", type=float, default=1800.0, help="seconds of a pytest, after which it is caught")

@@ -15,6 +15,7 @@ import resource
 import tempfile
 from pathlib import Path
 
+from bench.rows import count
 from selfplay.apps.report import REPORT, refresh_report
 from tests.helpers.run_folders import make_run, step_line, write_lines
 
@@ -44,8 +45,8 @@ def long_run(folder: Path, *, steps: int, games: int) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--games", type=int, default=5000)
+    parser.add_argument("--steps", type=count, default=4000)
+    parser.add_argument("--games", type=count, default=5000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         folder, seconds = long_run(Path(home) / "run", **vars(args)), []

@@ -21,6 +21,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.rows import count
 from selfplay.evaluation.tables import further_points
 
 Floats = NDArray[np.float64]
@@ -116,8 +117,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num", type=int, default=4_000, help="samples of each kind")
-    parser.add_argument("--games", type=int, nargs="+", default=[57, 64, 128, 256, 1024])
+    parser.add_argument("--num", type=count, default=4_000, help="samples of each kind")
+    parser.add_argument("--games", type=count, nargs="+", default=[57, 64, 128, 256, 1024])
     args = parser.parse_args(words)
     head = ["differences", "games", "bootstrap", "limits", "width", "3 sd", "width"]
     print(f"| {' | '.join(head)} |\n|---|{'--:|' * (len(head) - 1)}")

@@ -50,7 +50,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from bench.rows import SHAPES, group_arguments, keep
+from bench.rows import SHAPES, count, group_arguments, keep
 
 FLASH = "flash_attention_4"
 ASYNC = "async"
@@ -74,11 +74,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
     group_arguments(parser, groups=16)
-    parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
+    parser.add_argument(
+        "--budget", type=count, default=16_384, help="computed tokens of our passes"
+    )
     parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
-    parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
+    parser.add_argument("--batches", nargs="+", type=count, default=[4, 8, 16, 32], help="of TRL")
     parser.add_argument("--ways", nargs="+", help="of TRL; default: all")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    parser.add_argument("--steps", type=count, default=2, help="timed steps, after one for warm-up")
     parser.add_argument("--whole", action="store_true", help="whole steps with each one's engine")
     parser.add_argument("--attention", default="auto", help="of our engine, with --whole")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")

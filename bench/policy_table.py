@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.rows import count
 from dialop.kit import load_kit
 from dialop.tree import Average, Payoffs, Position, Tree, tree_of, values_of
 
@@ -131,8 +132,8 @@ def run(tree: Tree, rule: str, *, steps: int, seed: int) -> Found:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=count, default=6000)
+    parser.add_argument("--seeds", type=count, default=3)
     args = parser.parse_args(words)
     kit = load_kit(str(GAME))
     tree = tree_of(kit, kit.Options())

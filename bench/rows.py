@@ -35,6 +35,13 @@ def show(row: Mapping[str, Any]) -> None:
     print(" | ".join(shown), flush=True)
 
 
+def count(text: str) -> int:
+    """A number of at least 1, as the type of an argument."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def last_line(text: str) -> str:
     """The last line of an output that is not empty."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
@@ -57,6 +64,6 @@ def group_arguments(parser: argparse.ArgumentParser, *, groups: int) -> None:
     """Add the sizes of groups of samples that share a prompt."""
     add = parser.add_argument
     add("--groups", type=int, default=groups, help="groups of samples that share a prompt")
-    add("--group-size", type=int, default=8)
-    add("--prompt", type=int, default=640, help="tokens that a group shares")
+    add("--group-size", type=count, default=8)
+    add("--prompt", type=count, default=640, help="tokens that a group shares")
     add("--own", type=int, default=320, help="mean tokens after the prompt")

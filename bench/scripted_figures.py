@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.rows import count
 from dialop.kit import Kit, load_kit
 
 THINKS = {"private_reasoning": True}
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num", type=int, default=1000, help="number of instances")
+    parser.add_argument("--num", type=count, default=1000, help="number of instances")
     parser.add_argument("--of", choices=INSTANCES, default="8x8", help="kind of instance")
     parser.add_argument("--seed", type=int, default=1_000_003, help="seed of the instances")
     args = parser.parse_args(argv)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from dialop.matching.board import best_pairs, unknown_value
 from dialop.matching.generate import MatchingRecipe
 from selfplay.config import load_config
+from selfplay.errors import SettingsError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -145,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", default="configs/talk.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parsed = parser.parse_args(arguments)
-    config = load_config(parsed.config, parsed.overrides)
+    try:
+        config = load_config(parsed.config, parsed.overrides)
+    except SettingsError as error:
+        parser.error(str(error))
     recipe = config.game.options
     if config.game.name != "matching" or recipe.size != 2 or recipe.scale:
         parser.error("the game must be matching with size=2 and scale=false")

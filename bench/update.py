@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.rows import SHAPES, group_arguments, keep, show
+from bench.rows import SHAPES, count, group_arguments, keep, show
 
 
 def arguments() -> argparse.Namespace:
@@ -39,13 +39,15 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "7B"])
-    add("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="computed tokens of a row")
-    add("--seq-len", type=int, default=1536, help="without --groups")
+    add(
+        "--tokens", nargs="+", type=count, default=[16_384, 32_768], help="computed tokens of a row"
+    )
+    add("--seq-len", type=count, default=1536, help="without --groups")
     add("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
     add("--checkpointing", nargs="+", default=["none", "full"], choices=["none", "half", "full"])
     add("--master", choices=["float32", "bfloat16"], default="float32")
     add("--tp", type=int, default=1)
-    add("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")
+    add("--steps", type=count, default=5, help="timed steps, after 2 for warm-up")
     add("--out", type=Path, default=None, help="append JSON lines to this file")
     add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     group_arguments(parser, groups=0)

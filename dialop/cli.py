@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dialop import __version__, scaffold
-from dialop.checks import check_kit
+from dialop.checks import NUM_INSTANCES, check_kit
 from dialop.kit import SWITCHES, Kit, check_options, games, load_kit
 from dialop.rows import read_records
 from dialop.shown import error_text, printable
@@ -230,5 +230,6 @@ def _check(args: argparse.Namespace) -> int:
     for result in results:
         print(printable(result.line()))
     counts = Counter(result.line().partition(f" {result.name}: ")[0] for result in results)
-    print(f"{kit.name}: {', '.join(f'{n} {k}' for k, n in counts.items())}", file=sys.stderr)
+    told = ", ".join(f"{n} {k}" for k, n in counts.items())
+    print(f"{kit.name}: {told} on {NUM_INSTANCES} instances; --seed draws others", file=sys.stderr)
     return int("FAILED" in counts)

@@ -89,7 +89,7 @@ def held_out(
             instances, spec=spec, game=config.game, rollout=config.rollout
         )
     code = game_digest(config.game.name)
-    rows = {name: replace(row, code=code) for name, row in rows.items()}
+    rows = {name: replace(row, game_code=code) for name, row in rows.items()}
     if len(games := rows["sampled"].games) > NUM_SHOWN:  # before: any of them may be compared later
         lines = "".join(f"{json.dumps(game)}\n" for game in games)
         write_atomically(folder / ALL_BEFORE, lines)
@@ -133,7 +133,7 @@ def forget_another_game(folder: Path, game: str) -> None:
     """Delete the held-out games before self-play of earlier code of the game."""
     path = folder / "held_out_before.json"
     rows = read_rows(json.loads(path.read_bytes())) if path.exists() else {}
-    if any(row.code not in ("", game_digest(game)) for row in rows.values()):
+    if any(row.game_code not in ("", game_digest(game)) for row in rows.values()):
         print(f"{path} has games of other code of {game}: they are played again", flush=True)
         path.unlink()
 

@@ -68,8 +68,9 @@ class Row:
     `examples` the "best", "typical" and "worst" game by score. `talk` is None if it was not
     measured or the policy heard nothing; `view` is None if it was not measured or no seat of the
     policy has a private view. `partner` is the row of the player in the other seats of
-    the same games, without games; None if one player has all seats. `code` is the `game_digest`
-    of a run's game when it was played; "" for a game of a package and in other or older files.
+    the same games, without games; None if one player has all seats. `game_code` is the
+    `game_digest` of a run's game when it was played; "" for a package's game, in other files and
+    before 2026-11-30.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Row:
     talk: Annotated[TalkEffect | None, BeforeValidator(_of_any_version)] = None
     view: ViewEffect | None = None
     partner: Row | None = None
-    code: str = ""
+    game_code: str = ""
 
 
 def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict[str, Row]:
@@ -105,7 +106,7 @@ def paired(rows: Collection[Row]) -> bool:
 
 def one_game(rows: Iterable[Row]) -> bool:
     """Whether no two rows are known to be of different code of the game."""
-    return len({row.code for row in rows} - {""}) < 2
+    return len({row.game_code for row in rows} - {""}) < 2
 
 
 # --- files ----------------------------------------------------------------------------------------

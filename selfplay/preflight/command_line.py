@@ -178,7 +178,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     parser = Parser("train.py", about, usage=usage, add_help=False)
     add = parser.add_argument
     add("--config", type=Path, help="YAML file with the settings that differ from the defaults")
-    add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="overriding settings")
     nothing = "print whether it fits, memory by phase, the first prompt and settings, without a run"
     add("--dry-run", action="store_true", help=nothing)
     add("--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80")

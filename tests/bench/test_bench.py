@@ -113,6 +113,12 @@ def test_every_part_of_the_one_gpu_table_has_words_that_its_bench_knows(
             assert loop.settings(asked, tmp_path, 1).optim.master_dtype == "float32"
 
 
+def test_a_bench_refuses_to_measure_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        loop.arguments(["--steps", "0"])
+    assert "--steps: must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
     """3 groups of 2 games where a step has 1 group; each repeat has boards of its own."""
     words = [

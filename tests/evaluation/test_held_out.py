@@ -45,13 +45,13 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "(+0.500) and",
     ),
     "two versions of a game have no change": (
-        {"sampled": row([0.0]) | {"code": "a1"}},
-        {"sampled": row([1.0]) | {"code": "b2"}},
+        {"sampled": row([0.0]) | {"game_code": "a1"}},
+        {"sampled": row([1.0]) | {"game_code": "b2"}},
         "to 1.000 [0.900, 1.100] (not compared: the game's code changed in between, see ",
     ),
     "an older file does not name its code": (
         {"sampled": row(LOW)},
-        {"sampled": row(HIGH) | {"code": "b2"}},
+        {"sampled": row(HIGH) | {"game_code": "b2"}},
         "(+0.250 [+0.239, +0.257] on the same 400 games)",
     ),
 }
@@ -72,7 +72,7 @@ def test_games_of_other_code_are_played_again_before_a_first_step(
     own, path = tmp_path / "own_before.py", tmp_path / "held_out_before.json"
     own.write_text(Path(scaffold.__file__).read_text("utf-8"), "utf-8")
     for code, stays in ((game_digest(str(own)), True), ("", True), ("0" * 16, False)):
-        path.write_text(json.dumps({"sampled": row([0.5]) | {"code": code}}))
+        path.write_text(json.dumps({"sampled": row([0.5]) | {"game_code": code}}))
         forget_another_game(tmp_path, str(own))
         assert path.exists() == stays
     assert capsys.readouterr().out.count("they are played again") == 1

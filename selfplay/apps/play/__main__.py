@@ -98,7 +98,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     files = f"RUN/{GAMES_FILE}, with --watch RUN/{WATCHED_FILE}"
     add("--out", type=Path, help=f"the .jsonl file for the games (default: {files})")
     add("--config", type=Path, help="settings file (default: the run's)")
-    add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="overriding settings")
     args = parser.parse_intermixed_args(words)
     parser.check_settings(args.overrides, trains=False)
     if args.watch and args.seat is not None:
