@@ -89,9 +89,11 @@ def main(words: list[str] | None = None) -> int:
             return ended_by_own(error, folder)
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     except (OSError, GameError) as error:
-        if isinstance(error, OSError) and error.errno not in REFUSALS:
+        lost = f"{folder} must stay in place during its run, got no such folder"
+        if isinstance(error, OSError) and error.errno not in REFUSALS and folder.is_dir():
             raise
-        return refused("train.py", RunEnds(f"{error}; {stays()}"), status=1)
+        reason = RunEnds(f"{error}; {stays()}" if folder.is_dir() else lost)
+        return refused("train.py", reason, status=1)
     except SystemExit as left:
         if own_fault(left):
             return ended_by_own(left, folder)

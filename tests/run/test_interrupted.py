@@ -149,6 +149,23 @@ def test_a_run_that_ends_before_its_first_save_says_that_it_starts_again(
     assert not checkpoints(run)
 
 
+def test_a_run_whose_folder_is_moved_says_so_and_goes_on_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    begin_warm(run)
+
+    def push(real: Callable[..., Any], *arguments: Any) -> Any:
+        run.rename(moved)
+        (run / "checkpoints").stat()
+
+    with replaced(step.push, push):
+        assert run_tiny(run, "steps=2") == 1
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"train.py: {run} must stay in place during its run, got no such folder"
+    assert not run.exists() and run_tiny(moved, "steps=2") == 0
+
+
 def test_a_state_in_several_files_is_the_same_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
