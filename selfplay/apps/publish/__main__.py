@@ -37,7 +37,7 @@ from selfplay.atomic import altered, atomic_folder
 from selfplay.checkpoint import served_by, step_of
 from selfplay.config import Config
 from selfplay.config.load import load, read_value
-from selfplay.config.own_code import CODE, kept_in
+from selfplay.config.own_code import CODE, GAME, kept_in
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
@@ -121,7 +121,8 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
     files = [
         file
         for file in sorted(weights.iterdir())
-        if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json"
+        if any(file.match(pattern) for pattern in FETCHED)
+        and file.name not in ("progress.json", "evaluation.json")
     ]
     boards = [run / IMITATED_BOARDS] if (run / IMITATED_BOARDS).exists() else []
     for file in (*files, *boards, run / "code.txt"):
@@ -141,6 +142,7 @@ def write_folder(source: Source, name: str, out: Path, *, with_code: bool = Fals
         code=code[code.rindex("started ") :],
         step=step_of(weights),
         served=served_by(weights),
+        own_game=copies.named.get(f"{GAME} {config.game.name}", "") if copies else "",
         policy=source.policy,
         mates=[name for name in every if name != source.policy],
         rest=(every.get(source.policy) or {}).get("rest") or (),

@@ -136,12 +136,14 @@ def card(
     policy: str = "",
     mates: Sequence[str] = (),
     rest: Sequence[int] = (),
+    own_game: str = "",
 ) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
     `code` is the last paragraph of the run's code.txt, `step` the number of self-play steps,
     `served` the notes for a server of the policy, `policy` its name in a run with several, `mates`
-    the names of the others and `rest` its setting of that name.
+    the names of the others and `rest` its setting of that name. `own_game` is the published file of
+    the game in `code/`.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -168,6 +170,7 @@ def card(
         start=start,
         step=step,
         rested=sum(not PolicyConfig(rest=tuple(rest)).trains(number) for number in range(step)),
+        own_game=own_game,
         served=[escaped(line) for line in served],
         mates=" and ".join(map(escaped, mates)),
         partner=_partner_for(config) if mates else "",
