@@ -58,7 +58,7 @@ from selfplay.metrics.run_folder import (
     open_run,
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
-from selfplay.model.hub import check_base
+from selfplay.model.hub import check_base, check_digest
 from selfplay.partners.endpoints import try_endpoints
 from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
@@ -386,6 +386,8 @@ class _RunFolder:
             base = first_folder(config, self.home_of(name, config))
             if config.model.lora is not None and base.exists():
                 check_base(home_of(saved[-1], name) / "hf", base)
+            if expected := own.get("reference"):
+                check_digest(base, expected, what=f"reference of algorithm.kl at {saved[-1]}")
 
     def home_of(self, name: str, config: Config) -> Path:
         """Where the tokenizer and the warm start of a policy with these settings are: in the run's

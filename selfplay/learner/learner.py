@@ -20,11 +20,19 @@ from transformers import PreTrainedModel
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, LoraConfig
 from selfplay.config.player_spec import Spec
-from selfplay.distributed import World, all_reduce_max, all_reduce_sum, gather_objects, local_part
+from selfplay.distributed import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    gather_objects,
+    local_part,
+    on_first_rank,
+)
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.method import Ask, Method, Parts, Trained, make_methods
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.model.hub import weights_digest
 from selfplay.model.lora import Adapters, use_adapters, without_adapters
 from selfplay.model.policy import DTYPES, liger_is_here, load_sharded, policy_logprobs
 
@@ -69,6 +77,7 @@ class Learner:
     adapters: Adapters | None = None
     methods: Sequence[Method] = ()
     base: Base | None = None
+    reference_digest: str = ""  # of the weights that a later start reads as the reference again
 
     @property
     def policy(self) -> str:
@@ -123,6 +132,8 @@ def make_learner(
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
         kernels="" if imitation else config.engine.kernels,
     )
+    read_again = not imitation and (lora is not None or config.algorithm.kl > 0)  # at a resume
+    digest = on_first_rank(partial(weights_digest, weights), world) if read_again else ""
     alike = [each for each in beside if each.base == base and bool(each.adapters) is bool(lora)]
     if lora is not None and alike:
         model = alike[0].model
@@ -138,7 +149,7 @@ def make_learner(
         optimizer=optimizer,
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
-        adapters=None if lora is None else Adapters(lora, weights, name),
+        adapters=None if lora is None else Adapters(lora, weights, name, digest),
         base=base,
     )
     if not imitation:
@@ -147,6 +158,7 @@ def make_learner(
             same = [model] if lora is not None else [each.reference for each in alike]
             held = [each for each in same if each is not None]
             learner.reference = held[0] if held else load().requires_grad_(False)
+            learner.reference_digest = digest
     return learner
 
 

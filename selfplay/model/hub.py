@@ -182,10 +182,11 @@ def described_in(weights: Path) -> Path:
     )
 
 
-def write_base(adapters: Path, base: Path) -> None:
-    """Record in a folder of adapters where `described_in` finds their base."""
+def write_base(adapters: Path, base: Path, digest: str) -> None:
+    """Record in a folder of adapters where `described_in` finds their base, whose weights had
+    this `weights_digest` when they were loaded, or have it now if it is ""."""
     relative = os.path.relpath(base.absolute(), adapters.absolute())
-    record = {"folder": relative, "sha256": weights_digest(base)}
+    record = {"folder": relative, "sha256": digest or weights_digest(base)}
     (adapters / BASE).write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -194,11 +195,17 @@ def check_base(adapters: Path, base: Path) -> None:
     record = adapters / BASE
     if record.exists():
         expected = json.loads(record.read_text(encoding="utf-8"))["sha256"]
-        if (got := weights_digest(base)) != expected:
-            raise SettingsError(
-                f"{base} must hold the base weights of {adapters}, sha256 {expected[:16]}…, got "
-                f"{got[:16]}…; restore them, or start a new run with out=FOLDER"
-            )
+        check_digest(base, expected, what=f"base weights of {adapters}")
+
+
+def check_digest(base: Path, expected: str, *, what: str) -> None:
+    """Raise SettingsError, with `what` they must be, if the weights in a folder have another
+    `weights_digest`."""
+    if (got := weights_digest(base)) != expected:
+        raise SettingsError(
+            f"{base} must hold the {what}, sha256 {expected[:16]}…, got {got[:16]}…; restore them, "
+            "or start a new run with out=FOLDER"
+        )
 
 
 def weights_digest(folder: Path) -> str:

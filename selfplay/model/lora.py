@@ -42,12 +42,13 @@ MERGED_FROM = 8  # tokens per unit of rank; above, merging costs at most 1/8 of 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """A learner's adapter settings, the folder of the base weights, and the policy that the model
-    has them for: "" for a single one."""
+    """A learner's adapter settings, the folder of the base weights, the policy that the model has
+    them for ("" for a single one), and the digest of the base weights that were loaded."""
 
     config: LoraConfig
     base: Path
     policy: str = ""
+    digest: str = ""
 
 
 @dataclass(slots=True)
@@ -311,7 +312,7 @@ def export_adapters(
     exported.inference_mode = True
     exported.save_pretrained(str(folder))
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    write_base(folder, adapters.base)
+    write_base(folder, adapters.base, adapters.digest)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 

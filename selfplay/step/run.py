@@ -61,6 +61,7 @@ class Policy:
             "sync_check": self.sync_check.state(),
             "partners": self.partners.state(),
             "opponents": opponents_state(self.opponents),
+            "reference": self.learner.reference_digest,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -341,11 +341,12 @@ def test_a_start_that_is_refused_late_changes_nothing(
     assert tree_of(folder.parent) == before
 
 
-@pytest.mark.parametrize("kind", ["pool", "adapters"])
+@pytest.mark.parametrize("kind", ["pool", "adapters", "recomputed"])
 def test_a_resume_that_is_refused_changes_nothing(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For a member of the pool with a changed byte; for adapters on other weights, whole ones."""
+    """For a member of the pool with a changed byte; for adapters, and for the reference of a KL,
+    on other weights, whole ones."""
     folder = tmp_path / "run"
     shutil.copytree(finished(*RUNS[kind]), folder)
     if kind == "pool":
@@ -355,7 +356,8 @@ def test_a_resume_that_is_refused_changes_nothing(
     else:
         shutil.rmtree(folder / "warm_start")
         shutil.copytree(finished() / "final", folder / "warm_start")
-        rule = f"{folder / 'warm_start'} must hold the base weights of {folder}/checkpoints/step_"
+        what = "base weights of" if kind == "adapters" else "reference of algorithm.kl at"
+        rule = f"{folder / 'warm_start'} must hold the {what} {folder}/checkpoints/step_"
     (folder / "checkpoints" / "progress.json.new").touch()
     before = tree_of(folder)
     words = [word for word in RUNS[kind] if not word.startswith("steps=")]

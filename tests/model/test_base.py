@@ -24,9 +24,9 @@ from selfplay.config import LoraConfig, OptimConfig, load_config
 from selfplay.config.player_spec import parse_shares
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, make_learner
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.model.hub import BASE, described_in
+from selfplay.model.hub import BASE, check_base, described_in
 from selfplay.model.lora import Adapters, add_adapters
 from selfplay.model.policy import end_ids, export, load_model
 from selfplay.partners.partners import Partners
@@ -220,6 +220,20 @@ def test_a_base_elsewhere_is_found_from_a_copy_of_the_adapters(tmp_path: Path) -
     assert _near(_logits(tmp_path / "far" / "off" / "adapters"), wanted)
     (tmp_path / "far" / "off" / "adapters" / BASE).unlink()  # as another program writes adapters
     assert _near(_logits(tmp_path / "far" / "off" / "adapters"), wanted)
+
+
+def test_a_checkpoint_names_the_base_that_was_loaded_not_a_later_one(tmp_path: Path) -> None:
+    """The run whose `final/` is the base may go on while adapters are trained on it."""
+    base, world = _base(tmp_path / "base", seed=0), init_world(device="cpu")
+    words = [f"model.path={base}", "model.lora.rank=2", "rollout.max_game_tokens=1000"]
+    learner = make_learner(load_config(None, words), base, world)
+    _others(base)
+    saved = begin_checkpoint(tmp_path / "run", {"": (learner, TOKENIZER)}, step=1)
+    saved.finish({}, keep=1)
+    with pytest.raises(SettingsError, match="base must hold the base weights of"):
+        check_base(saved.folder / "hf", base)
+    shutil.rmtree(base)
+    check_base(saved.folder / "hf", _base(base, seed=0))
 
 
 def test_a_run_goes_on_only_on_the_base_that_it_began_with(tmp_path: Path) -> None:
