@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import compress
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from selfplay.engines.weights import Weights
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.method import Ask
 from selfplay.model.families import max_positions
-from selfplay.model.hub import described_in
+from selfplay.model.hub import WEIGHTS, described_in, file_digest
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import (
@@ -56,6 +57,7 @@ class FrozenPolicies:
         self.engines: dict[str, Frozen] = {}
         self._here: dict[str, HFEngine] = {}  # the engines that compute in this process
         self._loaded: set[str] = set()  # the checkpoints, the same on every rank
+        self._read_from: dict[str, Path] = {}  # the weights of each checkpoint, by its name
 
     def checkpoint(self, spec: Spec, *, own_engine: bool, seats: Sequence[int]) -> Partner:
         """A checkpoint as a partner, in transformers unless it may have its `own_engine`; of a run
@@ -73,7 +75,7 @@ class FrozenPolicies:
     def _checkpoint(self, text: str, model: str, source: Source, *, own_engine: bool) -> MakePlayer:
         """The player of a policy on disk, with the engine `model`, which is started here if it is
         new."""
-        weights, rendering, max_positions = self._read(source)
+        weights, rendering, max_positions = self._read(model, source)
         if model not in self._loaded:
             self._loaded.add(model)
             engine: Engine | None = None
@@ -126,7 +128,7 @@ class FrozenPolicies:
         """Answers chats outside games greedily, with a checkpoint that is loaded here unless it
         also plays. A chat that is too long for it has the finish "void"."""
         source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
-        weights, rendering, max_positions = self._read(source)
+        weights, rendering, max_positions = self._read(spec.text, source)
         own = self._here.get(spec.text)
         if self._plays and own is None:
             own = self._load(spec.text, weights)
@@ -152,9 +154,17 @@ class FrozenPolicies:
         for frozen in self.engines.values():
             frozen.engine.close()
 
-    def _read(self, source: Source) -> tuple[Path, Rendering, int | None]:
+    def digests(self) -> dict[str, str]:
+        """The sha256 of the weights of each checkpoint that this run reads, by its name."""
+        return {
+            name: sha256(b"".join(map(file_digest, sorted(folder.glob(WEIGHTS))))).hexdigest()
+            for name, folder in self._read_from.items()
+        }
+
+    def _read(self, name: str, source: Source) -> tuple[Path, Rendering, int | None]:
         """The weights' folder, the rendering and the context length of a checkpoint."""
         weights, own = source.weights, template_of(source)
+        self._read_from[name] = weights
         rendering = make_rendering(
             load_tokenizer(weights),
             template_kwargs=self._config.model.chat_template if own is None else own,

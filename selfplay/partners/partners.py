@@ -24,7 +24,7 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.distributed import World, gather_objects
+from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import GameRunner
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
@@ -83,6 +83,7 @@ class Partners:
             if spec.kind != POOL
         }
         self.updates = PartnerUpdates(Path(config.out), self._frozen, world)
+        self._digests: dict[str, str] = {}  # of the frozen policies, by name
         self._drawn: tuple[int, list[tuple[Partner, float]]] | None = None  # the last draw's step
 
     def for_step(self, step: int, opponents: Opponents) -> list[tuple[Partner, float]]:
@@ -150,8 +151,14 @@ class Partners:
     def restore(
         self, state: Mapping[str, Any], learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        """Restore `state()` of a checkpoint."""
+        """Restore `state()` of a checkpoint, or begin with {}. Rank 0 prints which frozen policies
+        have other weights than there. Every rank must call."""
         self.updates.restore(state.get("updated", {}))
+        # Of the weights at the start: their files may change or go while the run plays with them.
+        self._digests = self._digests or on_first_rank(self._frozen.digests, self._world)
+        for name, digest in state.get("weights", {}).items() if self._world.rank == 0 else ():
+            if self._digests.get(name, digest) != digest and name not in self.updates.steps:
+                print(f"{self._config.out} continues with a changed {name}", flush=True)
         if self._pool:
             self._pool.restore(state.get("pool", []), learner, tokenizer)
 
@@ -168,7 +175,8 @@ class Partners:
     def state(self) -> dict[str, Any]:
         """The partners' part of the trainer state, as plain values for `restore`."""
         pool = {"pool": self._pool.members if self._pool else []}
-        return pool | ({"updated": dict(self.updates.steps)} if self.updates.steps else {})
+        more = {"updated": dict(self.updates.steps), "weights": self._digests}
+        return pool | {name: of for name, of in more.items() if of}
 
     def close(self) -> None:
         self._endpoints.close()

@@ -1,16 +1,18 @@
 """Partners: specs, shares and seats, their engines and the policy pool."""
 
 import asyncio
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from selfplay.chat.rendering import Rendering
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config import RolloutConfig
 from selfplay.config.player_spec import parse_shares, parse_spec
@@ -23,6 +25,7 @@ from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_sums
 from selfplay.partners.checkpoints import check_partners
 from selfplay.partners.frozen import snapshot_weights
+from selfplay.partners.partners import Partners
 from selfplay.partners.pool import snapshot_folder
 from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.partners.specs import read_spec
@@ -42,6 +45,7 @@ from tests.helpers.small_games import (
     config_of,
     games_of,
 )
+from tests.helpers.small_updates import learner_of
 from tests.helpers.tiny_run import (
     RUN_GAP,
     RUNS,
@@ -304,6 +308,30 @@ def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> No
     expected, loaded = model.state_dict(), other.state_dict()
     assert expected.keys() == loaded.keys()
     assert all(torch.equal(expected[name], loaded[name]) for name in expected)
+
+
+def test_a_frozen_checkpoint_with_other_weights_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start that reads them, however often its state is restored; what it saves has the
+    digest of the weights that it plays with, also when their files are gone."""
+    folder, world = tmp_path / "b", init_world(device="cpu")
+    spec, config = parse_spec(f"checkpoint:{folder}"), config_of(f"out={tmp_path / 'run'}")
+    tokenizer = tokenizer_of("no template")
+    rendering, learner = make_rendering(tokenizer), learner_of(tiny_model())
+    state: dict[str, Any] = {}
+    told = f"{tmp_path / 'run'} continues with a changed {spec.text}\n"
+    for seed, expected in ((1, ""), (1, ""), (2, told), (2, "")):
+        export_atomically(tiny_model(seed=seed), tokenizer, folder, world=world)
+        partners = Partners([spec], config, rendering=rendering, world=world)
+        capsys.readouterr()
+        partners.restore(state, learner, tokenizer)
+        assert capsys.readouterr().out == expected
+        shutil.rmtree(folder)
+        state = partners.state()
+        assert list(state["weights"]) == [spec.text]
+        partners.restore(state, learner, tokenizer)
+        assert capsys.readouterr().out == ""
 
 
 # --- full runs ----------------------------------------------------------------------------------
