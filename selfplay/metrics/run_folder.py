@@ -63,6 +63,8 @@ _WHERE = (
     *("optim.tokens_per_microbatch", "optim.share_prefixes"),
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )
+# Third: what only self-play reads. If these change before it, the files prepared for it stay.
+_SELF_PLAY = ("optim", "algorithm", "reward", "rollout.instances", "rollout.group_size")
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = (
@@ -188,8 +190,8 @@ def is_held(folder: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class Opening:
     """The findings of `check_run_folder`: the user's code, the saved names of its files, how the
-    settings differ from the saved ones, what was trained. `anew` means that other settings were
-    saved but nothing was trained: the files prepared for them are deleted."""
+    settings differ from the saved ones, what was trained. `anew` has the differences if nothing
+    was trained but files were prepared under other settings: those are deleted."""
 
     folder: Path
     config: Config
@@ -198,7 +200,7 @@ class Opening:
     changed: Sequence[str]
     moved: Sequence[str]
     trained: Collection[str]
-    anew: bool
+    anew: Sequence[str]
 
 
 def check_run_folder(folder: Path, config: Config) -> Opening:
@@ -224,15 +226,16 @@ def check_run_folder(folder: Path, config: Config) -> Opening:
             f"{saved} must hold the settings of the run started here, got no such file; restore "
             "it, or use another folder with out=FOLDER"
         )
+    refused.sort(key=lambda line: not line.startswith("game.name:"))
+    more = len(refused) - _SHOWN
+    shown = refused[:_SHOWN] + [f"{more} more"] * (more > 0)
     if refused and trained:
-        refused.sort(key=lambda line: not line.startswith("game.name:"))
-        more = len(refused) - _SHOWN
-        shown = refused[:_SHOWN] + [f"{more} more"] * (more > 0)
         raise SettingsError(
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(shown)}; "
             "use the saved ones, or another folder with out=FOLDER"
         )
-    return Opening(folder, config, code, names, changed, moved, trained, anew=bool(refused))
+    anew = shown if any(not _among(_SELF_PLAY, line) for line in refused) else []
+    return Opening(folder, config, code, names, changed, moved, trained, anew)
 
 
 def open_run(opening: Opening) -> None:
@@ -240,7 +243,8 @@ def open_run(opening: Opening) -> None:
     the last check that can refuse the start.
 
     Writes `config.yaml`, which loads back to equal settings, and appends the versions of the code
-    and the digests of the user's files to `code.txt`; prints what differs from the last start.
+    and the digests of the user's files and of the data to `code.txt`; prints what differs from the
+    last start, and what it deletes because it was prepared for other settings.
     """
     folder, config, trained = opening.folder, opening.config, opening.trained
     saved, code, names = folder / "config.yaml", opening.code, opening.names
@@ -251,10 +255,13 @@ def open_run(opening: Opening) -> None:
             f"{config.optim.schedule} follows it; the learning rate differs from such a new run",
             flush=True,
         )
-    if opening.anew:
-        for name in _PREPARED:
-            shutil.rmtree(folder / name, ignore_errors=True)
-    elif opening.moved and trained:
+    prepared = [name for name in _PREPARED if (folder / name).exists()]
+    if opening.anew and prepared:
+        told = f"{'; '.join(opening.anew)}; deletes {', '.join(prepared)}"
+        print(f"{folder} begins anew with other settings (saved -> given): {told}", flush=True)
+        while prepared:
+            shutil.rmtree(folder / prepared.pop(), ignore_errors=True)
+    if opening.moved and trained:
         print(
             f"{folder} continues with another way of computing (saved -> given): "
             f"{'; '.join(opening.moved)}; its results no longer match an uninterrupted run bit for "

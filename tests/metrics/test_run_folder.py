@@ -85,16 +85,26 @@ def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path)
     assert load(Config, tmp_path / "config.yaml").steps == 999
 
 
-def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path) -> None:
-    """Out of memory in the first step: any setting may change, and what was prepared for the old
-    ones, teachers' games among it, is made again."""
+def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Out of memory in the first step: any setting may change. What was prepared for the old ones,
+    teachers' games among it, stays if only self-play reads them; otherwise it is made again, and a
+    line says so."""
     begin(tmp_path, load(Config, None, SCRATCH))
     prepared = [tmp_path / "tokenizer", tmp_path / "warm_start_progress" / "games_00000000"]
     for place in prepared:
         place.mkdir(parents=True)
-    begin(tmp_path, load(Config, None, [*SCRATCH, "model.dtype=bfloat16"]))
+    words = [*SCRATCH, "optim.lr=1", "algorithm.kl=0.1", "rollout.group_size=2"]
+    begin(tmp_path, load(Config, None, words))
+    assert all(place.exists() for place in prepared) and capsys.readouterr().out == ""
+    begin(tmp_path, load(Config, None, [*words, "optim.lr=2", "model.dtype=bfloat16"]))
     assert load(Config, tmp_path / "config.yaml").model.dtype == "bfloat16"
     assert not any(place.exists() for place in prepared)
+    assert capsys.readouterr().out == (
+        f"{tmp_path} begins anew with other settings (saved -> given): model.dtype: float32 -> "
+        "bfloat16; optim.lr: 1.0 -> 2.0; deletes tokenizer, warm_start_progress\n"
+    )
 
 
 WHERE = (
