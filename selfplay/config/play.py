@@ -110,6 +110,12 @@ class DataConfig:
         return self
 
     @property
+    def files(self) -> dict[str, str]:
+        """The files and folders of instances, by the keys that name them."""
+        named = {"train": self.train_file, "validation": self.validation, "test": self.test}
+        return {f"data.{key}": of for key, of in named.items() if of and of != "generated"}
+
+    @property
     def train_file(self) -> str | None:
         """The file of the training instances; None if a function returns them."""
         is_function = self.train in PLUGINS["data.train"].built_in or names_function(self.train)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from glob import escape
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dialop.modules import sha256_of
 from dialop.people import PeoplesGame
 from dialop.starts import Entries, RecordedGame
 from selfplay.config import DataConfig, GameConfig
@@ -127,13 +130,25 @@ def local_data(source: str, name: str) -> Path:
 
 
 def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
-    """Sizes and times of a file, or of the files in a folder, to detect a change. Empty if they
-    cannot be read; reading them then raises."""
+    """Sizes and times of a file, or of the files in a folder or of FOLDER/SPLIT, to detect a
+    change. Empty if they cannot be read; reading them then raises."""
     try:
-        files = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
+        split, above = f"{escape(path.name)}*", path.parent
+        found = (
+            path.rglob("*") if path.is_dir() else (*above.glob(split), *above.glob(f"*/{split}"))
+        )
+        files = [path] if path.is_file() else sorted(filter(Path.is_file, found))
         return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     except OSError:
         return ()
+
+
+def digest_of_data(source: str, name: str) -> str:
+    """The sha256 of the file `source`, the value of the settings key `name`, or of the files in a
+    folder or of FOLDER/SPLIT, in the order of their names."""
+    files = [file for file, *_ in state_of(local_data(source, name))]
+    digests = [sha256_of(file) for file in files if not file.name.startswith("cache-")]
+    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4)

@@ -23,11 +23,10 @@ import psutil
 import yaml
 
 import selfplay
-from dialop.modules import sha256_of
 from dialop.shown import on_one_line
 from selfplay.atomic import MANIFEST, atomic_folder, write_atomically
 from selfplay.config import Config
-from selfplay.config.features import differences
+from selfplay.config.features import SECTIONS, differences
 from selfplay.config.load import load, read_value
 from selfplay.config.own_code import (
     CODE,
@@ -49,6 +48,7 @@ from selfplay.config.own_code import (
     write_copies,
 )
 from selfplay.config.text import dump, plain
+from selfplay.data.instances import digest_of_data
 from selfplay.errors import RunEnds, SettingsError
 
 # Settings that may change when a run resumes. First: its length and logs.
@@ -64,7 +64,10 @@ _WHERE = (
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )
 # Third: what only self-play reads. If these change before it, the files prepared for it stay.
-_SELF_PLAY = ("optim", "algorithm", "reward", "rollout.instances", "rollout.group_size")
+_SELF_PLAY = (
+    *("optim.lr", "optim.schedule", "optim.final_share", "optim.warmup_steps"),
+    *("algorithm", "reward", "rollout.instances", "rollout.group_size"),
+)
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = (
@@ -282,7 +285,7 @@ def open_run(opening: Opening) -> None:
         lines = file.read().splitlines()
         before = dict(line.rpartition(" sha256 ")[::2] for line in lines)
         for what, digest in own.items():
-            if trained and before.get(what, digest) != digest:
+            if (trained or prepared) and before.get(what, digest) != digest:
                 print(f"{folder} continues with a changed {what}", flush=True)
         had = [line for line in lines if line.startswith("selfplay ")]
         if trained and had and (others := _other_versions(had[-1], versions)):
@@ -384,14 +387,16 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
 
 def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[str, str]:
     """The digest of each of the user's files, by the key that names it and its name in the saved
-    settings, or by its name in `code/`."""
+    settings, or by its name in `code/`; and of the data that the sections with `files` name, which
+    a resumed run reads again."""
     own, digests = dict[str, str](), code.digests
     for key, value in own_names(config):
         digest = digests.get(code.named.get(f"{key} {value}", "")) or digest_of(key, value)
         own[f"{key} {names.get(f'{key} {value}', value)}"] = digest
-    chats = config.warm_start.chats
-    if chats is not None and Path(chats).is_file():
-        own[f"warm_start.chats {chats}"] = sha256_of(chats)
+    for each in map(config.of_policy, config.policy_names):
+        for name in ("data", *SECTIONS):
+            for key, source in getattr(getattr(each, name), "files", {}).items():
+                own[f"{key} {source}"] = digest_of_data(source, key)
     return own | {n: digest for n, digest in digests.items() if n not in code.named.values()}
 
 

@@ -64,6 +64,12 @@ class WarmStartConfig:
         """Whether there is a warm start."""
         return self.num_games > 0 or self.recorded is not None or self.chats is not None
 
+    @property
+    def files(self) -> dict[str, str]:
+        """The files and folders of what is imitated, by the keys that name them."""
+        named = {"recorded": self.recorded, "chats": self.chats}
+        return {f"warm_start.{key}": of for key, of in named.items() if of is not None}
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Raise ValueError for settings of the warm start that contradict each other."""

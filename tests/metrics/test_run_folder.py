@@ -107,6 +107,40 @@ def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(
     )
 
 
+def test_data_that_changed_since_the_last_start_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file, each file of a folder and of FOLDER/SPLIT; not what `datasets` caches beside it."""
+    places = {
+        "data.train": ("z.parquet", "z.parquet"),
+        "data.validation": ("folder", "folder/a.parquet"),
+        "data.test": ("splits/test", "splits/data/test-0.parquet"),
+        "warm_start.recorded": ("games.jsonl", "games.jsonl"),
+        "warm_start.chats": ("chats", "chats/data-0.arrow"),
+    }
+    others = ("splits/data/train-0.parquet", "chats/cache-1.arrow")
+    out, files = tmp_path / "run", [file for _, file in places.values()]
+
+    def start(*changed: str) -> list[str]:
+        for file in changed:
+            (tmp_path / file).write_text((tmp_path / file).read_text() + ".")
+        begin(out, config)
+        return capsys.readouterr().out.splitlines()
+
+    for file in (*files, *others):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    config = load(
+        Config, None, [*SCRATCH, *(f"{k}={tmp_path / v}" for k, (v, _) in places.items())]
+    )
+    assert start() == []
+    assert start(*files) == [], "nothing was trained"
+    (out / "checkpoints").mkdir()
+    for key, (named, file) in places.items():
+        assert start(file) == [f"{out} continues with a changed {key} {tmp_path / named}"]
+    assert start(*others) == start() == []
+
+
 WHERE = (
     *("threads=2", "device=cpu", "data.processes=2", "parallel.tp=2", "parallel.fsdp=2"),
     *("parallel.offload=optimizer", "parallel.checkpointing=full", "model.liger=false"),
