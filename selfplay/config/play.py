@@ -111,7 +111,8 @@ class DataConfig:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files and folders of instances, by the keys that name them."""
+        """The files and folders of instances, by the keys that name them. `open_run` keeps their
+        digests, as those of every section with `files`."""
         named = {"train": self.train_file, "validation": self.validation, "test": self.test}
         return {f"data.{key}": of for key, of in named.items() if of and of != "generated"}
 

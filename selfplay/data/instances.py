@@ -145,7 +145,10 @@ def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
 
 def digest_of_data(source: str, name: str) -> str:
     """The sha256 of the file `source`, the value of the settings key `name`, or of the files in a
-    folder or of FOLDER/SPLIT, in the order of their names."""
+    folder or of FOLDER/SPLIT, in the order of their names. What `datasets` caches is no data.
+
+    Raises SettingsError as `local_data`.
+    """
     files = [file for file, *_ in state_of(local_data(source, name))]
     digests = [sha256_of(file) for file in files if not file.name.startswith("cache-")]
     return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()

@@ -155,7 +155,11 @@ class FrozenPolicies:
             frozen.engine.close()
 
     def digests(self) -> dict[str, str]:
-        """The sha256 of the weights of each checkpoint that this run reads, by its name."""
+        """The sha256 of the weights of each checkpoint that this run reads, by its name. Only from
+        the files of weights, so a checkpoint may move; a 7B takes ten seconds.
+
+        Raises OSError if they are gone.
+        """
         return {
             name: sha256(b"".join(map(file_digest, sorted(folder.glob(WEIGHTS))))).hexdigest()
             for name, folder in self._read_from.items()
