@@ -81,6 +81,8 @@ _HEALTH = (
     ("Tokens", (("tokens_turn", "a turn"), ("tokens_game", "a game")), "sampled"),
     ("Memory", (("memory_gib", "trainer"), ("device_gib", "device")), "GiB"),
 )
+# The loop's own: a metric of a game or an observer may end in _s, too.
+_STAGES = ("credit", "eval", "play", "push", "save", "sleep", "sync_check", "update")
 _NUM_STAGES = 3  # stages of a step with a line of their own
 _WITH_PARTNER = "eval_score/"  # starts the metric of each of `eval.partners`
 _IMITATION = "Warm-start loss"  # by optimizer step, which has no games
@@ -545,10 +547,10 @@ def _repeated(run: RunFiles, row: RunRow) -> bool:
 
 def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
     """(stage, mean seconds, share of the step, width of its bar), the longest stage first."""
-    names = {name for step in run.steps for name in step if name.endswith("_s")}
     seconds = {
-        name.removesuffix("_s"): sum(step.get(name) or 0.0 for step in run.steps) / len(run.steps)
-        for name in sorted(names - {"tokens_per_s", "engine_s"})
+        name: sum(step.get(f"{name}_s") or 0.0 for step in run.steps) / len(run.steps)
+        for name in (*_STAGES, "step")
+        if any(f"{name}_s" in step for step in run.steps)
     }
     step = seconds.pop("step", 0.0)
     if not step:

@@ -125,10 +125,12 @@ def read_run(folder: Path) -> RunFiles:
         raise ValueError(f"RUN must be a folder with a config.yaml, got {folder}{hint}")
     problems: list[str] = []
     config = _config(folder / "config.yaml", problems)
+    steps = list(_steps(folder / "metrics.jsonl", problems))
     page_log = {
         n: line for line in _lines(folder / PAGE_LOG, problems) if _is_number(n := line.get("step"))
     }
-    rows = _with_others(_with_twins(folder, list(_rows(folder, problems)), problems))
+    last = steps[-1]["step"] if steps else 0
+    rows = _with_others(_with_twins(folder, list(_rows(folder, last, problems)), problems))
     if not one_game(rows):
         problems.append("the game's code changed between evaluations: they are of different games")
     return RunFiles(
@@ -138,10 +140,7 @@ def read_run(folder: Path) -> RunFiles:
         settings=changed(config, Config()) if config else [],
         about=list(_about(folder, config)),
         state=_state(folder),
-        steps=[
-            _derived(step, page_log.get(step["step"], {}))
-            for step in _steps(folder / "metrics.jsonl", problems)
-        ],
+        steps=[_derived(step, page_log.get(step["step"], {})) for step in steps],
         imitation=[
             each
             for each in _steps(folder / "warm_start.jsonl", problems)
@@ -260,14 +259,19 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _derived(step: dict[str, Any], page: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a step, with sampled tokens a game and a turn, without those of its branches,
-    and the memory of its line in page.jsonl."""
-    tokens, games = step.get("num_generated_tokens", 0), step.get("num_games")
+    """The numbers of a step, with the memory of its line in page.jsonl, and sampled tokens a game,
+    also of aborted ones, and a turn, without those of its branches.
+
+    `turns` counts those of all players of the finished games, so a step in which others played or a
+    game was aborted has no tokens a turn."""
+    num_void = step.get("num_void", 0)
+    tokens, games = step.get("num_generated_tokens", 0), step.get("num_games", 0) + num_void
     tokens -= step.get("num_branch_tokens", 0)
     own = {name: page[name] for name in MEMORY if _is_number(page.get(name))}
     if tokens and games:
         own["tokens_game"] = tokens / games
-        if turns := step.get("turns"):
+        with_others = any(name.startswith("score/") for name in step)
+        if (turns := step.get("turns")) and not num_void and not with_others:
             own["tokens_turn"] = tokens / games / turns
     return step | own
 
@@ -360,8 +364,9 @@ def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str,
                 yield from _line(line, f"{path.name} line {number + 1}", problems)
 
 
-def _rows(folder: Path, problems: list[str]) -> Iterator[RunRow]:
-    """The rows of the held-out games before and after self-play, then of every `eval_*` folder."""
+def _rows(folder: Path, last: float, problems: list[str]) -> Iterator[RunRow]:
+    """The rows of the held-out games before and after self-play, then of every `eval_*` folder,
+    whose source names the step of its policy if that is not the run's `last`."""
     for stage in STAGES:
         page = _json(folder / f"held_out_{stage}.json", problems)
         yield from _parsed(stage, page, _HELD_OUT, problems)
@@ -370,7 +375,9 @@ def _rows(folder: Path, problems: list[str]) -> Iterator[RunRow]:
         rows = page.get("rows", {})
         if isinstance(rows, dict):
             own = _MATRIX if "matrix" in page else _EVALUATED
-            yield from _parsed(path.parent.name, rows, own, problems)
+            step = page.get("step", last)
+            source = path.parent.name + f", step {step}" * (step != last)
+            yield from _parsed(source, rows, own, problems)
         else:
             problems.append(
                 f"{path.parent.name}/{path.name}: rows must be an object, got {rows!r:.80}"

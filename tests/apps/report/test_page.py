@@ -432,6 +432,39 @@ def test_tokens_of_branches_are_none_of_a_game_or_a_turn(tmp_path: Path) -> None
     }
 
 
+def test_a_turn_has_no_tokens_where_not_all_turns_are_counted_and_sampled(tmp_path: Path) -> None:
+    """300 tokens of 10 finished games of 4 turns and of 2 aborted games: 25 a game. With a script
+    in a seat 30 a game, of its own turns or not."""
+    folder = make_run(tmp_path / "run", num_games=2)
+    counts = {"num_generated_tokens": 300.0, "num_games": 10.0, "turns": 4.0}
+    own = ({"num_void": 2.0}, {"score/scripted:user/1": 0.5}, {"num_void": 0.0})
+    lines = [step_line(step) | counts | more for step, more in enumerate(own, start=1)]
+    write_lines(folder / "metrics.jsonl", lines)
+    (tokens,) = (c for c in health_charts(read_run(folder)) if c.title == "Tokens")
+    assert {line["name"]: line["points"] for line in tokens.lines} == {
+        "a turn": [[3, 7.5]],
+        "a game": [[1, 25.0], [2, 30.0], [3, 30.0]],
+    }
+
+
+def test_an_evaluation_of_another_step_says_which(folder: Path) -> None:
+    """The run ends at step 12."""
+    rows = {"policy": json.loads((folder / "held_out_after.json").read_text())["sampled"]}
+    for name, step in (("eval_a", {"step": 4}), ("eval_b", {"step": 12}), ("eval_c", {})):
+        (folder / name).mkdir()
+        (folder / name / "evaluation.json").write_text(json.dumps({"rows": rows} | step))
+    shown = [row["source"] for row in scores_table([read_run(folder)])["rows"]]
+    assert shown[-3:] == ["eval_a, step 4", "eval_b", "eval_c"]
+
+
+def test_only_the_loops_own_stages_take_parts_of_a_step(folder: Path) -> None:
+    """Of 3.5 s, 2 of play and 1 of update; an observer and a game have seconds of their own."""
+    own = {"observed/wait_s": 8.0, "thinking_s": 9.0, "engine_s": 1.9}
+    write_lines(folder / "metrics.jsonl", [step_line(1) | own])
+    shown = [(name, part) for name, ((_, part, _),) in times_of([read_run(folder)])]
+    assert shown == [("play", "57.1%"), ("update", "28.6%"), ("other", "14.3%")]
+
+
 def test_seats_that_are_paid_apart_are_compared_by_their_roles(tmp_path: Path) -> None:
     """A buyer and a seller: curves of both rewards and of the score with a fixed partner, and both
     rewards after self-play in the table of runs, whose scripts have one row."""
