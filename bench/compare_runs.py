@@ -62,7 +62,11 @@ CURVE_OF_TRAINING = (
 )
 # The settings that define a method: runs with different ones are not averaged. The first weights do
 # not count: two methods may start from one warm start.
-METHOD = (*("steps", "algorithm", "reward", "rollout", "optim", "methods", "policy_pool"),)
+METHOD = (
+    *("steps", "algorithm", "reward", "rollout", "optim", "methods", "policy_pool"),
+    *("data.train", "data.start", "data.options"),
+    *("model.scratch", "model.dtype", "model.chat_template", "model.lora"),
+)
 # Measures that the table leaves out; it has all others, including a game's own.
 NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user_words")
 
@@ -70,7 +74,8 @@ NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: settings, held-out results before and after, metrics of each step, and the
-    code that ran according to `code.txt`: the commits, and the sha256 of each custom function.
+    code that ran according to `code.txt`: the commits, and the sha256 of each custom function, by
+    its key and name, and of each module that it imports.
     `label` is the folder's name until `read_runs` names all runs; `method` comes from
     `method_of`."""
 
@@ -105,8 +110,10 @@ def read_run(folder: Path) -> Run:
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
     commits = tuple(line for line in told if line.startswith("commit "))
-    digests = {line.split()[0]: line.split()[-1] for line in told if " sha256 " in line}
-    steps = [json.loads(line) for line in lines if line]
+    found = (line.rpartition(" sha256 ") for line in told)
+    digests = {what: digest for what, _, digest in found if what}
+    of_steps = (json.loads(line) for line in lines if line)
+    steps = [{n: value for n, value in step.items() if value is not None} for step in of_steps]
     return Run(folder.name, "", config, commits, digests, before, after, steps)
 
 
@@ -135,17 +142,33 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def method_of(run: Run, first: Run) -> str:
     """Whether the run has messages, and the settings of its method that differ from the first
     run's, or the sha256 of a custom function that has changed."""
-    pairs = ((*map(attrgetter(key), (run.config, first.config)), key) for key in METHOD)
-    settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
+    pairs = [(key, *map(attrgetter(key), (run.config, first.config))) for key in METHOD]
+    own, other = (plain(each.config.game.options).get("search") for each in (run, first))
+    pairs.append(("game.options.search", own, other))
+    pairs.append(("policies", _own_settings(run.config), _own_settings(first.config)))
+    settings = [
+        f"{key}={value}"
+        for name, own, other in pairs
+        if own != other and not (name == "model.scratch" and None in (own, other))
+        for key, _, value in changed(own, other, name)
+    ]
     settings += [
-        f"{key} of sha256 {digest[:8]}"
-        for key, digest in run.own_code.items()
-        if first.own_code.get(key, digest) != digest
-        and attrgetter(key)(run.config) == attrgetter(key)(first.config)
+        f"{what.split()[0]} of sha256 {digest[:8]}"
+        for what, digest in run.own_code.items()
+        if first.own_code.get(what, digest) != digest
     ]
     alike = run.is_control == first.is_control
     kind = "no messages" if run.is_control else "messages"
     return ", ".join(settings if settings and alike else [kind, *settings])
+
+
+def _own_settings(config: Config) -> dict[str, Any]:
+    """The settings of each of several policies, without its engine and its first weights."""
+    found = {}
+    for name, of in config.policies.items():
+        model = {key: value for key, value in (of.model or {}).items() if key != "path"}
+        found[name] = replace(of, model=model or None, warm_start=None, engine=None)
+    return found
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:

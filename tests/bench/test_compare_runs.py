@@ -17,7 +17,15 @@ from tests.helpers.run_folders import make_run, write_lines
 
 STEPS = [
     {"step": 1, "score": 0.5, "step_s": 40.0},
-    {"step": 2, "eval_score": 0.9, "eval_messages": 1.0, "step_s": 35.0},
+    # An entropy that was not finite.
+    {
+        "step": 2,
+        "entropy": None,
+        "non_finite": ["entropy"],
+        "eval_score": 0.9,
+        "eval_messages": 1.0,
+        "step_s": 35.0,
+    },
 ]
 
 
@@ -116,6 +124,36 @@ def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
         (folder / "code.txt").write_text(f"{own.replace('=', ' ')} sha256 {folder.name * 32}\n")
     labels = ["messages", "algorithm.advantage of sha256 b2b2b2b2"]
     assert [run.method for run in compare_runs.read_runs(pair)] == labels
+
+
+def test_another_model_is_another_method_but_not_other_first_weights(tmp_path: Path) -> None:
+    shared = ("model.scratch=null", "policies={one: {seats: [0]}, other: {seats: [1]}}")
+    rows = (
+        ("seed=3",),
+        ("seed=4", "model.scratch.width=64"),
+        ("seed=5", "data.train=x.parquet"),
+        ("seed=6", *shared, "model.path=a"),
+        ("seed=7", *shared, "model.path=b", "policies.one.model={path: c}"),
+        ("seed=8", *shared, "model.path=b", "policies.one.optim={lr: 0.5}"),
+    )
+    runs = compare_runs.read_runs([made(tmp_path / words[0], *words) for words in rows])
+    pair = "rollout.policy_seats=[player], policies.one.seats=[0], policies.other.seats=[1]"
+    methods = ["messages", "model.scratch.width=64", "data.train=x.parquet", pair, pair]
+    assert [run.method for run in runs[:5]] == methods
+    assert "policies.one.optim={lr: 0.5}" in runs[5].method
+
+
+def test_code_that_differs_is_told_by_its_key_or_its_file(tmp_path: Path) -> None:
+    """Two classes of one's own at one key, a text, and a module that they import."""
+    keys = ("methods a.py:A", "methods b.py:B", "methods.judge.rubric r.md", "my_part.py")
+    pair = [made(tmp_path / digest, "seed=3") for digest in ("a1", "b2")]
+    for folder in pair:
+        told = [f"{key} sha256 {folder.name * 4}" for key in keys]
+        same = "methods c.py:C sha256 " + "c3" * 4
+        (folder / "code.txt").write_text("\n".join([*told, same, "", ""]))
+    names = ("methods", "methods", "methods.judge.rubric", "my_part.py")
+    method = ", ".join(f"{name} of sha256 b2b2b2b2" for name in names)
+    assert [run.method for run in compare_runs.read_runs(pair)] == ["messages", method]
 
 
 def test_seeds_of_ones_own_game_and_function_are_of_one_method(tmp_path: Path) -> None:
