@@ -195,8 +195,9 @@ def _generate(args: argparse.Namespace) -> int:
         processes=args.processes,
     )
     wall_s = time.perf_counter() - begin_s
+    old = ", which replaces an older file" * args.out.is_file()
     kit.write(args.out, instances)
-    print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
+    print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}{old}", file=sys.stderr)
     return 0
 
 

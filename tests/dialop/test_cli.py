@@ -22,7 +22,10 @@ def test_generate_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     instances = load_kit("matching").read(path)
     assert [instance.key for instance in instances] == [f"7/{i}" for i in range(4, 10)]
     assert all(i.size == 3 and i.scales == (1.0, 1.0) and i.max_value == 10 for i in instances)
-    assert "6 instances in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "6 instances in" in said and said.endswith(f" s: {path}\n")
+    assert main(["generate", "--num", "1", "--size", "2", "--out", str(path)]) == 0
+    assert capsys.readouterr().err.endswith(f" s: {path}, which replaces an older file\n")
 
 
 def test_instances_that_are_not_written_leave_the_older_file(
