@@ -152,7 +152,8 @@ def test_shared_prefixes_change_neither_values_nor_the_update() -> None:
 
 
 def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
-    """VALUE_WEIGHT times the mean over trained tokens of half the squared error."""
+    """VALUE_WEIGHT times the mean over trained tokens of half the squared error, also where the
+    policy's loss is a mean over samples."""
     samples = valued_samples()
     _, owner = a_critic()
     backbone, head = owner.backbone, owner.head
@@ -164,9 +165,11 @@ def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
                 total = total + 0.5 * (head(hidden[t - 1])[0] - sample.columns["returns"][t]) ** 2
     loss = VALUE_WEIGHT * total / sum(sum(s.mask) for s in samples)
     loss.backward()
+    by_sample = changes(samples, "methods.ppo.clip=0", "algorithm.aggregation=sequence_mean")[1]
     policy, critic, metrics = changes(samples, "methods.ppo.clip=0")
     for name, parameter in owner.trained["critic"].module.named_parameters():
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
+        assert torch.equal(critic[name], by_sample[name])
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count
     assert metrics["value_loss"] == near(loss.item() / VALUE_WEIGHT, FORWARD)
