@@ -49,8 +49,8 @@ EMA_DECAY = 0.8  # a step's weight in the moving average of `ema` is 1 - EMA_DEC
 @dataclass(frozen=True, slots=True)
 class CreditStats:
     """How many groups a step had and how many of them had zero variance; groups of branch points
-    are counted separately. `rewards` holds (total reward, mean return of a trained token) of each
-    seat's game by its sample's name, including dropped groups."""
+    are counted separately. `rewards` holds (total reward, mean return of a sampled token) of each
+    seat's game by its sample's name, including dropped groups and turns at branch points."""
 
     num_groups: int = 0
     num_zero_variance_groups: int = 0
@@ -100,15 +100,18 @@ def reward_samples(
         return policy in (None, sample.policy)
 
     games = grouped(filter(own, episode_samples(episodes, reward=reward)), attrgetter("group"))
-    turns: dict[str, list[Sample]] = {}
+    turns, whole = dict[str, list[Sample]](), games
     if any(episode.branches for episode in episodes):
         turns = grouped(filter(own, branch_samples(episodes, reward=reward)), attrgetter("group"))
+        played = [replace(episode, branches=()) for episode in episodes]
+        whole = grouped(filter(own, episode_samples(played, reward=reward)), attrgetter("group"))
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
+    of_seats = {n: sample_statistics(of) for n, of in whole.items()} if turns else statistics
     rewards = {
         sample.name: (sample.total_reward, one.mean)
-        for name, group in games.items()
-        for sample, one in zip(group, statistics[name], strict=True)
+        for name, group in whole.items()
+        for sample, one in zip(group, of_seats[name], strict=True)
     }
     deviation = turn_std if algorithm.advantage == "turns" else group_std
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.

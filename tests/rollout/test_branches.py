@@ -20,7 +20,13 @@ from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.metrics.records import branch_records
-from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
+from selfplay.metrics.step import (
+    branch_metrics,
+    branch_tally,
+    reward_metrics,
+    reward_tally,
+    turn_values,
+)
 from selfplay.rollout.branches import play_branched, siblings_of
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import BranchPoint, Episode, GameSetup, Turn
@@ -367,6 +373,9 @@ def test_metrics_by_hand(rendering: Rendering) -> None:
     resting = branch_metrics(branch_tally([episode], CreditStats()))  # the policy of these turns
     assert "zero_variance_branches" not in resting
     assert resting["branch_variance"] == pytest.approx(1 / 16)
+    # The only turn of seat 0 is the branch point; the reward of its game counts all the same.
+    assert [*stats.rewards.values()] == [(episode.score, episode.score)] * 2
+    assert reward_metrics(reward_tally([episode], stats))["reward"] == episode.score
 
 
 class Walker(Lines):

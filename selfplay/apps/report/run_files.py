@@ -259,19 +259,19 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _derived(step: dict[str, Any], page: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a step, with the memory of its line in page.jsonl, and sampled tokens a game,
-    also of aborted ones, and a turn, without those of its branches.
+    """The numbers of a step, with the memory of its line in page.jsonl, and sampled tokens a game
+    and a turn, without those of its branches.
 
-    `turns` counts those of all players of the finished games, so a step in which others played or a
-    game was aborted has no tokens a turn."""
-    num_void = step.get("num_void", 0)
-    tokens, games = step.get("num_generated_tokens", 0), step.get("num_games", 0) + num_void
+    Tokens are counted in aborted games too, so a step with one has neither. `turns` counts those of
+    all players, so a step in which others played has no tokens a turn.
+    """
+    tokens, games = step.get("num_generated_tokens", 0), step.get("num_games")
     tokens -= step.get("num_branch_tokens", 0)
     own = {name: page[name] for name in MEMORY if _is_number(page.get(name))}
-    if tokens and games:
+    if tokens and games and not step.get("num_void"):
         own["tokens_game"] = tokens / games
         with_others = any(name.startswith("score/") for name in step)
-        if (turns := step.get("turns")) and not num_void and not with_others:
+        if (turns := step.get("turns")) and not with_others:
             own["tokens_turn"] = tokens / games / turns
     return step | own
 

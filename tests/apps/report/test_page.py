@@ -432,9 +432,9 @@ def test_tokens_of_branches_are_none_of_a_game_or_a_turn(tmp_path: Path) -> None
     }
 
 
-def test_a_turn_has_no_tokens_where_not_all_turns_are_counted_and_sampled(tmp_path: Path) -> None:
-    """300 tokens of 10 finished games of 4 turns and of 2 aborted games: 25 a game. With a script
-    in a seat 30 a game, of its own turns or not."""
+def test_a_step_has_tokens_only_of_the_games_and_turns_that_it_counts(tmp_path: Path) -> None:
+    """300 tokens in 10 games of 4 turns: with those of 2 aborted games; with a script, whose turns
+    are counted; of the policy alone."""
     folder = make_run(tmp_path / "run", num_games=2)
     counts = {"num_generated_tokens": 300.0, "num_games": 10.0, "turns": 4.0}
     own = ({"num_void": 2.0}, {"score/scripted:user/1": 0.5}, {"num_void": 0.0})
@@ -443,7 +443,7 @@ def test_a_turn_has_no_tokens_where_not_all_turns_are_counted_and_sampled(tmp_pa
     (tokens,) = (c for c in health_charts(read_run(folder)) if c.title == "Tokens")
     assert {line["name"]: line["points"] for line in tokens.lines} == {
         "a turn": [[3, 7.5]],
-        "a game": [[1, 25.0], [2, 30.0], [3, 30.0]],
+        "a game": [[2, 30.0], [3, 30.0]],
     }
 
 
