@@ -56,7 +56,7 @@ _FOLDERS = re.compile(
 )
 # Paths of this machine, not plain relative ones: /, ~, ~name, $HOME, .., x/.., C:\\, file:.
 _PATH = re.compile(r"[/\\~$]|\.\.?[/\\]|[A-Za-z]:[/\\]|file:|[^:]*[/\\]\.\.[/\\]")
-_ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
+_ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*[^\s*,]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,8 @@ def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> Non
     partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
     address = "endpoint:small@http://10.1.2.3:8000/v1"
     change_settings(run, f"rollout.partners=[{', '.join(partners)}, {address}*0.5]")
-    rows = {f"policy with {name}": row(0.5) for name in ("checkpoint:/jane/x/d", address)}
+    names = ("checkpoint:/jane/x/d", address, f"{address}, greedy")
+    rows = {f"policy with {name}": row(0.5) for name in names}
     words = ["game.options.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
     page = {"games": "generated", "num_games": 4, "rows": rows, "overrides": words}
     (run / "eval_generated_checkpoint_jane_x_d").mkdir()
@@ -318,6 +319,7 @@ def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> Non
     assert "jane" not in text and "10.1.2.3" not in text
     assert re.search(r"by `eval.py`.* under game\.options\.p\\?_observed=1\.0 data=.*boards", text)
     assert "| policy with checkpoint:d " in text and "| policy with endpoint:small@" in text
+    assert "://an-endpoint, greedy |" in text
     assert load_config(run / "hub" / "selfplay.yaml").rollout.partners == (
         *("checkpoint:a*0.5", "checkpoint:b*0.5", "checkpoint:c/*0.5", "checkpoint:me/tiny*0.5"),
         "endpoint:small@http://an-endpoint*0.5",
