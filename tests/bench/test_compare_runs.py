@@ -143,6 +143,13 @@ def test_another_model_is_another_method_but_not_other_first_weights(tmp_path: P
     assert "policies.one.optim={lr: 0.5}" in runs[5].method
 
 
+def test_a_tool_that_is_taken_away_makes_another_method() -> None:
+    words = ("model.path=x", "game.name=planning"), ("game.options.search=false",)
+    configs = [load_config(None, list(given)) for given in (words[0], words[0] + words[1])]
+    one, other = (compare_runs.Run("", "", each, (), {}, {}, {}, []) for each in configs)
+    assert compare_runs.method_of(other, one) == "game.options.search=false"
+
+
 def test_code_that_differs_is_told_by_its_key_or_its_file(tmp_path: Path) -> None:
     """Two classes of one's own at one key, a text, and a module that they import."""
     keys = ("methods a.py:A", "methods b.py:B", "methods.judge.rubric r.md", "my_part.py")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,8 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class Line:
     """A curve: (step, value) points in order. `band` has (step, low, high); `faint` is the noisy
-    curve behind it. The values under the pointer are `tooltip`, else `faint`, else the points."""
+    curve behind it. The values under the pointer are `tooltip`, else `faint`, else the points. The
+    line breaks at the steps `gaps`, in order."""
 
     name: str
     points: Sequence[Point]
@@ -62,6 +64,7 @@ class Line:
     faint: Sequence[Point] = ()
     tooltip: Sequence[Point] = ()
     dashed: bool = False
+    gaps: Sequence[float] = ()
 
     @property
     def steps(self) -> Sequence[Point]:
@@ -136,12 +139,13 @@ def line_chart(
                 x, low_N, high_N = zip(*thinned(line.band), strict=True)
                 axes.fill_between(x, low_N, high_N, color=line.colour, alpha=0.2, linewidth=0)
             if line.faint:
-                x, y = zip(*thinned(line.faint), strict=True)
+                x, y = zip(*_broken(thinned(line.faint), line.gaps), strict=True)
                 axes.plot(x, y, color=line.colour, alpha=0.3, linewidth=0.7)
             if line.points:
-                x, y = zip(*thinned(line.points), strict=True)
-                dots = "o" if len(x) == 1 or (len(x) <= MAX_DOTTED and line.band) else ""
-                axes.plot(x, y, color=line.colour, linestyle=style, marker=dots)
+                x, y = zip(*_broken(thinned(line.points), line.gaps), strict=True)
+                dots = range(len(x)) if len(x) <= MAX_DOTTED and line.band else _alone(y)
+                mark: Any = {"marker": "o", "markevery": [*dots]} if dots else {}
+                axes.plot(x, y, color=line.colour, linestyle=style, **mark)
         if not has_bands:
             if is_log:
                 axes.set_yscale("log")
@@ -226,6 +230,22 @@ def thinned(points: Sequence[Any]) -> list[Any]:
     if len(points) <= MAX_POINTS:
         return list(points)
     return [points[round((i + 1) * len(points) / MAX_POINTS) - 1] for i in range(MAX_POINTS)]
+
+
+def _broken(points: Sequence[Point], gaps: Sequence[float]) -> list[Point]:
+    """The points, with one without a value between two that have a step of `gaps` between them."""
+    shown: list[Point] = []
+    for step, value in points:
+        if shown and bisect_right(gaps, shown[-1][0]) < bisect_left(gaps, step):
+            shown.append((step, math.nan))
+        shown.append((step, value))
+    return shown
+
+
+def _alone(values: Sequence[float]) -> list[int]:
+    """The places of the values that no line joins to another."""
+    empty = [True, *map(math.isnan, values), True]
+    return [i for i in range(len(values)) if empty[i] and empty[i + 2] and not empty[i + 1]]
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:

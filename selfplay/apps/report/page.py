@@ -283,8 +283,8 @@ def reference_levels(run: RunFiles) -> list[Level]:
 
 def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
     """A line for each of these (metric, name) that the run has, in a run of several policies one
-    for each of them; aborted games only if there are any. Evaluations are few and have many games
-    each, so they are not smoothed."""
+    for each of them, with gaps where it does not train; aborted games only if there are any.
+    Evaluations are few and have many games each, so they are not smoothed."""
     metrics, policies = list(metrics), policies_of(run)
     metrics = [
         each
@@ -294,15 +294,24 @@ def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line
             *((f"{metric}/{p}", p if len(metrics) == 1 else f"{name}, {p}") for p in policies),
         )
     ]
+    idle = {
+        policy: [step for step, num in points_of(run, f"num_trained_tokens/{policy}") if not num]
+        for policy in policies
+    }
     had = [
-        (name, points, points if metric.startswith("eval_") else smoothed(points))
+        (
+            name,
+            points,
+            points if metric.startswith("eval_") else smoothed(points),
+            idle.get(metric.partition("/")[2], ()),
+        )
         for metric, name in metrics
         if (points := points_of(run, metric))
         and (metric != "num_void" or any(value for _, value in points))
     ]
     return [
-        Line(name, line, COLOURS[i % len(COLOURS)], faint=points)
-        for i, (name, points, line) in enumerate(had)
+        Line(name, line, COLOURS[i % len(COLOURS)], faint=points, gaps=gaps)
+        for i, (name, points, line, gaps) in enumerate(had)
     ]
 
 

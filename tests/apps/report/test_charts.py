@@ -77,3 +77,23 @@ def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:
         assert chart is not None
         told = chart.lines[0]["points"]
         assert told[9] == [9.0, 10.0] and told[0] == [0.0, 2.3457e-7] and len(told) == 20
+
+
+def test_a_line_breaks_at_its_gaps_and_a_step_alone_is_a_dot() -> None:
+    """Steps 1, 2, 3 and 9 of a policy that rests from 4 to 8: a line of three points and a dot; the
+    pointer reads the four values."""
+    points = [(1, 1.0), (2, 2.0), (3, 1.5), (9, 2.5)]
+    whole, broken = (
+        line_chart("Entropy", [Line("one", points, "#123456", gaps=gaps)])
+        for gaps in ((), range(4, 9))
+    )
+    assert whole is not None and broken is not None
+
+    def drawn(chart: Chart) -> list[int]:
+        """Strokes of the line, their points after the first, and dots."""
+        (path,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: #123456; stroke-w', chart.svg)
+        dots = re.findall(r"<use[^>]*stroke: #123456", chart.svg)
+        return [path.count("M"), path.count("L"), len(dots)]
+
+    assert drawn(whole) == [1, 3, 0] and drawn(broken) == [2, 2, 1]
+    assert broken.lines == whole.lines and len(broken.lines[0]["points"]) == 4

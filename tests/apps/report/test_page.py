@@ -26,6 +26,7 @@ from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names,
 from selfplay.apps.report.page import (
     compared_charts,
     health_charts,
+    metric_lines,
     page_html,
     run_charts,
     scores_table,
@@ -417,6 +418,18 @@ def test_each_of_several_policies_has_its_own_curves_seats_and_games(tmp_path: P
         assert [y for _, y in line["points"]] == [
             pytest.approx(step[f"entropy/{name}"], rel=1e-4) for step in run.steps
         ]
+
+
+def test_the_curve_of_a_policy_has_gaps_where_it_does_not_train(folder: Path) -> None:
+    """One rests in step 2; the other trains in all."""
+    own = {"entropy/other": 1.0, "num_trained_tokens/other": 9.0, "num_trained_tokens/one": 9.0}
+    lines = [step_line(step) | own | {"entropy/one": 1.0} for step in (1, 2, 3)]
+    lines[1] |= {"entropy/one": None, "num_trained_tokens/one": 0.0}
+    write_lines(folder / "metrics.jsonl", lines)
+    one, other = metric_lines(
+        read_run(folder), [("entropy/one", "one"), ("entropy/other", "other")]
+    )
+    assert [step for step, _ in one.points] == [1, 3] and one.gaps == [2] and not other.gaps
 
 
 def test_tokens_of_branches_are_none_of_a_game_or_a_turn(tmp_path: Path) -> None:
