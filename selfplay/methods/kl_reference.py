@@ -87,6 +87,8 @@ class KLReference(Method):
         return {"last": self.last}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from it. A checkpoint of before 2026-11-30 has no such step: a move that was due
+        in a rest then is not made."""
         self.last = state.get("last")
 
     @contextmanager

@@ -119,6 +119,7 @@ class PPO(Method):
         return {"num_steps": self.num_steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from it. A checkpoint of before 2026-11-30 begins the warm-up again."""
         self.num_steps = state.get("num_steps", 0)
 
     def loss(self, learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
