@@ -90,9 +90,10 @@ def main(words: list[str] | None = None) -> int:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     except (OSError, GameError) as error:
         lost = f"{folder} must stay in place during its run, got no such folder"
-        if isinstance(error, OSError) and error.errno not in REFUSALS and folder.is_dir():
+        gone = isinstance(error, FileNotFoundError) and not folder.is_dir()
+        if isinstance(error, OSError) and error.errno not in REFUSALS and not gone:
             raise
-        reason = RunEnds(f"{error}; {stays()}" if folder.is_dir() else lost)
+        reason = RunEnds(lost if gone else f"{error}; {stays()}")
         return refused("train.py", reason, status=1)
     except SystemExit as left:
         if own_fault(left):

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from selfplay.evaluation.tables import (
     talk_text,
 )
 from selfplay.metrics.records import game_text
+from selfplay.metrics.step_log import plain_json
 
 _ERRORS = "errors_"
 MAX_NAME = 30  # columns of a player's name in a terminal
@@ -346,9 +347,16 @@ def check_report_place(folder: Path) -> None:
 
 
 def write_report(report: Evaluated, folder: Path) -> tuple[Path, Path]:
-    """Write `evaluation.json` and `evaluation.md` into the folder, making it if needed."""
+    """Write `evaluation.json` and `evaluation.md` into the folder, making it if needed. An earlier
+    report there of other players, games or steps is renamed, and a line says so."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "evaluation.json", folder / "evaluation.md"
+    held = plain_json(paths[0].read_bytes()) if paths[0].is_file() else report.facts
+    if any(held.get(name) != report.facts.get(name) for name in ("asked", "step")):
+        number = next(n for n in count(1) if not (folder / f"evaluation_{n}.json").exists())
+        for path in filter(Path.exists, (*paths, folder / "config.yaml")):
+            path.rename(path.with_stem(f"{path.stem}_{number}"))
+        print(f"{paths[0]} is now evaluation_{number}.json: it is of other players, games or steps")
     write_atomically(paths[0], json.dumps(as_json(report), indent=1) + "\n")
     write_atomically(paths[1], markdown(report))
     return paths

@@ -1,6 +1,12 @@
-"""Recorded games as text."""
+"""Recorded games as text; the columns and the files of a report."""
 
-from selfplay.evaluation.report import MAX_NAME, short_names
+import json
+from pathlib import Path
+
+import pytest
+
+from selfplay.evaluation.report import MAX_NAME, Evaluated, short_names, write_report
+from selfplay.evaluation.rows import Row
 from selfplay.evaluation.tables import columns_of, measure_cells
 from selfplay.metrics.records import game_text
 from tests.helpers.run_folders import record
@@ -45,3 +51,15 @@ def test_a_long_name_leaves_room_for_the_numbers_of_a_terminal() -> None:
     assert [short[path] for path in paths] == [f"sampled w…/to/runs/run_{n}/final" for n in "ab"]
     same = short_names([f"{'x' * 20}{n}{'y' * 30}" for n in range(12)])
     assert len({*same.values()}) == 12 and max(map(len, same.values())) <= MAX_NAME == 30
+
+
+def test_a_report_of_another_step_keeps_the_earlier_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"policy": Row("policy", (0.5,), (0.5, 0.0, 1.0), {"score": 0.5})}
+    for step, asked in ((4, "a"), (4, "a"), (5, "a"), (5, "b")):
+        write_report(Evaluated("t", {"step": step, "asked": asked}, rows), tmp_path)
+    names = ("evaluation_1", "evaluation_2", "evaluation")
+    held = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
+    assert [(each["step"], each["asked"]) for each in held] == [(4, "a"), (5, "a"), (5, "b")]
+    assert len([*tmp_path.iterdir()]) == 6 and capsys.readouterr().out.count("is now") == 2

@@ -305,6 +305,7 @@ def one_step(learner: Learner) -> None:
     config = config_of("algorithm.kl=0.1") if holds else config_of()
     terms = [surrogate_term(mine, config)]
     for method in learner.methods:
+        method.restore({})  # each time the first step, so a reference moves
         mine, _ = method.prepare(mine, step=3, config=config)
         terms = method.terms([surrogate_term(mine, config)], mine, step=3)
     optimizer_step(learner, terms, lr=LR, config=config)

@@ -116,7 +116,8 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
 
 def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
-    learner, stateless = SimpleNamespace(methods=[]), SimpleNamespace(state=dict)
+    learner = SimpleNamespace(methods=[], reference_digest="")
+    stateless = SimpleNamespace(state=dict)
     policy: Any = SimpleNamespace(
         baselines={"seat 0": 0.5},
         learner=learner,
