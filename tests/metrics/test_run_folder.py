@@ -385,7 +385,9 @@ def test_a_start_that_is_refused_late_changes_nothing(
     assert tree_of(folder.parent) == before
 
 
-@pytest.mark.parametrize("kind", ["pool", "adapters", "recomputed"])
+@pytest.mark.parametrize(
+    "kind", ["pool", "adapters", pytest.param("recomputed", marks=pytest.mark.slow)]
+)
 def test_a_resume_that_is_refused_changes_nothing(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

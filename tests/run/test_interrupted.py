@@ -149,6 +149,7 @@ def test_a_run_that_ends_before_its_first_save_says_that_it_starts_again(
     assert not checkpoints(run)
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_is_moved_says_so_and_goes_on_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
