@@ -133,11 +133,14 @@ def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
     """Sizes and times of a file, or of the files in a folder or of FOLDER/SPLIT, to detect a
     change. Empty if they cannot be read; reading them then raises."""
     try:
-        split, above = f"{escape(path.name)}*", path.parent
-        found = (
-            path.rglob("*") if path.is_dir() else (*above.glob(split), *above.glob(f"*/{split}"))
-        )
-        files = [path] if path.is_file() else sorted(filter(Path.is_file, found))
+        if path.is_file():  # asked before each read of a data set
+            found: Iterable[Path] = [path]
+        elif path.is_dir():
+            found = path.rglob("*")
+        else:
+            split, above = f"{escape(path.name)}*", path.parent
+            found = (*above.glob(split), *above.glob(f"*/{split}"))
+        files = sorted(filter(Path.is_file, found))
         return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     except OSError:
         return ()

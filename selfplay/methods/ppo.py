@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress, islice, pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import torch
@@ -63,13 +63,14 @@ class PPO(Method):
     @classmethod
     def ready(cls, options: PPOOptions, config: Config, *, ask: bool) -> None:
         """Raise SettingsError if a later method's loss would train the policy in the warm-up."""
-        names, kinds, _ = zip(*methods_of(config), strict=True)
-        for name, kind in islice(zip(names, kinds, strict=True), kinds.index(cls) + 1, None):
-            if options.warmup_steps and kind.terms is not Method.terms:
+        order, own = [(name, kind) for name, kind, _ in methods_of(config)], ""
+        for name, kind in order:
+            if own and options.warmup_steps and kind.terms is not Method.terms:
                 raise SettingsError(
-                    f"methods must have {name} before {names[kinds.index(cls)]}, or its loss would "
-                    f"train the policy in the critic's warm-up, got {', '.join(names)}"
+                    f"methods must have {name} before {own}, or its loss would train the policy in "
+                    f"the critic's warm-up, got {', '.join(name for name, _ in order)}"
                 )
+            own = own or name * (kind is cls)
 
     def values(self, learner: Learner, batch: MicroBatch) -> Tensor:
         """The critic's values [M], fp32, before each trained token is sampled."""
